@@ -1,0 +1,52 @@
+# Everything a fresh machine needs: make demo | test | bars | check | clean.
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -qq install -c constraints.txt
+BASE := $(VENV)/.base-installed
+TEST := $(VENV)/.test-installed
+ARGS ?=
+
+.DELETE_ON_ERROR:
+.PHONY: demo test bars check clean
+
+# A venv that does not run, or that holds another checkout's tba, is set up anew.
+HOLDS_US = import os, tba; raise SystemExit(not os.path.samefile(os.path.dirname(tba.__file__), "src/tba"))
+ifneq ($(shell $(PY) -I -c '$(HOLDS_US)' 2>/dev/null && echo yes),yes)
+.PHONY: $(BASE)
+endif
+
+demo: $(BASE)
+	@$(PY) -m tba train $(ARGS)
+
+test: check
+	@$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+
+bars: $(TEST)
+	@$(PY) -m pytest -m slow $(ARGS)
+
+check: $(TEST)
+	@$(PY) -m ruff check --quiet --output-format concise
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
+
+clean:
+	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The pins need Python 3.11. torch goes first, so that no open range pulls another build of it.
+RECENT = import pip, sys; raise SystemExit(sys.version_info < (3, 11))
+$(BASE): pyproject.toml constraints.txt
+	@$(PY) -c '$(RECENT)' 2>/dev/null || { \
+	  $(PYTHON) -c '$(RECENT)' 2>/dev/null || { \
+	    echo "$(PYTHON) is missing, has no pip, or is older than Python 3.11 ($$($(PYTHON) --version 2>&1));" \
+	         "name a newer one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	  rm -rf "$(VENV)" && $(PYTHON) -m venv "$(VENV)"; }
+	@echo "Setting up $(VENV): a few minutes the first time" >&2
+	@$(PIP) torch
+	@$(PIP) -e .
+	@touch $@
+
+$(TEST): $(BASE)
+	@$(PIP) -e '.[test]'
+	@touch $@

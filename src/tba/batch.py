@@ -1,0 +1,133 @@
+"""Groups to tensors and masks, in micro-batches by token budget; the shift by one happens here, once."""
+
+# Shape legend: N trajectories, T positions that predict (prompt and completion tokens less one), right-padded.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tba.buffer import Draw
+
+PAD = 0
+"""Fills places beyond a row's length. Any id would do: every mask comes from lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Trajectories padded to one length."""
+
+    input_NT: Int[Tensor, "N T"]
+    """Ids that the model reads."""
+    target_NT: Int[Tensor, "N T"]
+    """Ids that it is to predict: `input_NT` moved by one."""
+    attention_NT: Bool[Tensor, "N T"]
+    """Places of `input_NT` that hold an id."""
+    completion_NT: Bool[Tensor, "N T"]
+    """Places whose target is a completion token, stop token included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Whole groups that go through the model together, in one piece or, if too large, in several."""
+
+    rows: tuple[Rows, ...]
+    """Pieces in row order; one unless a single group exceeds the token budget."""
+    group_N: Int[Tensor, " N"]
+    """Number of the draw that each row belongs to."""
+    reward_N: Float[Tensor, " N"]
+    """Reward units."""
+    ref_logp_N: Float[Tensor, " N"]
+    """Nats."""
+    searcher_logp_N: Float[Tensor, " N"]
+    """Nats, under the weights that sampled."""
+    age_N: Int[Tensor, " N"]
+    """Steps, at consumption."""
+    length_N: Int[Tensor, " N"]
+    """Completion tokens."""
+    num_groups: int
+    """Groups with at least two trajectories in this micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One optimizer step's groups."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    num_groups: int
+    """Groups with at least two trajectories: the denominator of the loss."""
+    draws: tuple[Draw, ...]
+    """Where the groups came from."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and completion tokens, without padding."""
+        return sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in self.draws for t in d.trajectories)
+
+
+def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
+    """Draws as one batch; each draw is a group of its own, also when two are of one prompt.
+
+    Groups are dealt to micro-batches whole, longest first, so that no micro-batch exceeds `max_tokens`
+    padded tokens; a group that does so alone is cut into pieces that the trainer joins again.
+    """
+    if not draws:
+        raise ValueError("a batch of 0 groups has no gradient; draw at least 1 group.")
+    order = sorted(range(len(draws)), key=lambda i: (-_longest(draws[i]), i))
+    plan: list[list[int]] = []
+    for number in order:
+        fits = plan and _padded([draws[i] for i in (*plan[-1], number)]) <= max_tokens
+        if fits:
+            plan[-1].append(number)
+        else:
+            plan.append([number])
+    micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], max_tokens) for numbers in plan)
+    return Batch(micro_batches=micro, num_groups=sum(m.num_groups for m in micro), draws=tuple(draws))
+
+
+def _longest(draw: Draw) -> int:
+    return len(draw.prompt.tokens) + max(len(t.completion.tokens) for t in draw.trajectories)
+
+
+def _padded(draws: Sequence[Draw]) -> int:
+    return max(map(_longest, draws)) * sum(len(d.trajectories) for d in draws)
+
+
+def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> MicroBatch:
+    flat = [(number, draw, k) for number, draw in numbered for k in range(len(draw.trajectories))]
+    pairs = [(draw.prompt.tokens, draw.trajectories[k].completion.tokens) for _, draw, k in flat]
+    longest = max(len(p) + len(c) for p, c in pairs)
+    per_piece = max(1, max_tokens // longest)
+    trajectories = [draw.trajectories[k] for _, draw, k in flat]
+    return MicroBatch(
+        rows=tuple(make_rows(pairs[at : at + per_piece]) for at in range(0, len(pairs), per_piece)),
+        group_N=torch.tensor([number for number, _, _ in flat]),
+        reward_N=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
+        ref_logp_N=torch.tensor([t.ref_logp for t in trajectories], dtype=torch.float32),
+        searcher_logp_N=torch.tensor([t.completion.logp for t in trajectories], dtype=torch.float32),
+        age_N=torch.tensor([draw.ages[k] for _, draw, k in flat]),
+        length_N=torch.tensor([len(t.completion.tokens) for t in trajectories]),
+        num_groups=sum(len(draw.trajectories) >= 2 for _, draw in numbered),
+    )
+
+
+def make_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rows:
+    """(prompt ids, completion ids) pairs, right-padded, with inputs and targets one place apart."""
+    lengths = [len(p) + len(c) for p, c in pairs]
+    width = max(lengths) - 1
+    ids = torch.full((len(pairs), width + 1), PAD, dtype=torch.long)
+    for row, (prompt, completion) in enumerate(pairs):
+        ids[row, : lengths[row]] = torch.tensor([*prompt, *completion], dtype=torch.long)
+    place_T = torch.arange(width)
+    length_N1 = torch.tensor(lengths)[:, None]
+    start_N1 = torch.tensor([len(p) for p, _ in pairs])[:, None]
+    return Rows(
+        input_NT=ids[:, :-1],
+        target_NT=ids[:, 1:],
+        attention_NT=place_T < length_N1,
+        completion_NT=(place_T >= start_N1 - 1) & (place_T < length_N1 - 1),
+    )

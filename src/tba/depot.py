@@ -1,0 +1,125 @@
+"""Between searchers and trainer: prompts go out as leases, groups come in, groups are drawn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tba import metrics as m
+from tba.buffer import Draw, ReplayBuffer
+from tba.leases import Leases, Pace
+from tba.records import Group, Lease, Prompt
+from tba.settings import Settings
+
+KEPT_DIGESTS = 64
+"""Newest publications whose digest is remembered; an echo of an older one is not checked."""
+
+
+class Depot:
+    """The buffer, the leases, and the ledger of both. One object in lockstep, one process in async."""
+
+    def __init__(self, prompts: Sequence[Prompt], settings: Settings, *, lead: int | None) -> None:
+        """`prompts` are the training prompts; `lead` bounds searchers in async mode."""
+        self._settings = settings
+        self.pace = Pace(first=settings.initial_prompts, per_round=settings.prompts_per_round, lead=lead)
+        self.buffer = make_buffer(settings)
+        self.leases = Leases(prompts, seed=settings.seed, pace=self.pace)
+        self.attempt = 0
+        """Restarts of the run."""
+        self._rng = np.random.default_rng([settings.seed, 1])
+        self._digests: dict[int, str] = {}
+        self._tokens = 0
+        self._unscored = 0
+        self._fresh_rewards: list[float] = []
+
+    def expect(self, version: int, digest: str) -> None:
+        """Notes the digest of a publication, which groups sampled with it must echo."""
+        self._digests[version] = digest
+        while len(self._digests) > KEPT_DIGESTS:
+            del self._digests[min(self._digests)]
+
+    def take(self, round_: int) -> list[Lease]:
+        """All leases of the rounds up to `round_` that are still to be handed out."""
+        taken: list[Lease] = []
+        while self.leases.next_round <= round_:
+            taken += self.leases.take(self._settings.search.batch_prompts)
+        return taken
+
+    def deliver(self, group: Group) -> str:
+        """Takes a group in; returns why its trajectories were rejected, or ''."""
+        reason = self._refusal(group)
+        self._tokens += group.num_tokens
+        self._unscored += len(group.unscored)
+        if reason:
+            self.buffer.reject(group, reason)
+        else:
+            self.buffer.add(group)
+            self._fresh_rewards += [t.reward for t in group.trajectories]
+        return reason
+
+    def _refusal(self, group: Group) -> str:
+        if group.run_attempt < self.attempt:
+            return "older attempt"
+        if not self.leases.deliver(group.number, group.attempt):
+            return "late"
+        if self._digests.get(group.version, group.digest) != group.digest:
+            return "wrong weights"
+        return ""
+
+    def draw(self, version: int) -> tuple[list[Draw], dict[str, Any]]:
+        """The groups of one step for a trainer at `version`, and the buffer's metrics.
+
+        Raises:
+            EmptyBufferError: no prompt has a whole group.
+        """
+        started = time.perf_counter()
+        trainer = self._settings.trainer
+        draws = self.buffer.sample(
+            self._settings.groups_per_step, trainer.group_size, version=version, rng=self._rng
+        )
+        fresh, self._fresh_rewards = self._fresh_rewards, []
+        return draws, {
+            m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
+            m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
+            m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self._tokens, m.SEARCH_REWARD: m.mean(fresh),
+            m.DRAW_SECONDS: time.perf_counter() - started,
+        }
+
+    def ledger(self) -> dict[str, Any]:
+        """Trajectories and tokens by fate, and prompts by the state of their lease."""
+        return {**self.buffer.ledger(), "prompts": self.leases.ledger()}
+
+    def save(self, path: Path) -> None:
+        """Writes buffer, leases, counters and the state of the drawing RNG into the folder `path`."""
+        self.buffer.save(path)
+        state = {
+            "leases": self.leases.state(), "attempt": self.attempt, "tokens": self._tokens,
+            "unscored": self._unscored, "rng": self._rng.bit_generator.state,
+            "fresh_rewards": self._fresh_rewards,
+        }
+        (path / "depot.json").write_text(json.dumps(state), "utf-8")
+
+    def load(self, path: Path, *, new_attempt: bool) -> None:
+        """Continues from what `save` wrote; a new attempt refuses groups of the earlier one."""
+        self.buffer.load(path)
+        state = json.loads((path / "depot.json").read_text("utf-8"))
+        self.leases.restore(state["leases"])
+        self.attempt = state["attempt"] + new_attempt
+        self._tokens, self._unscored = state["tokens"], state["unscored"]
+        self._fresh_rewards = state["fresh_rewards"]
+        self._rng.bit_generator.state = state["rng"]
+
+
+def make_buffer(settings: Settings) -> ReplayBuffer:
+    """An empty buffer with the settings' bounds and mixture."""
+    buffer = settings.buffer
+    return ReplayBuffer(
+        capacity=buffer.capacity, capacity_per_prompt=buffer.capacity_per_prompt, recent_age=settings.recent_age,
+        mix=dict(buffer.mix), reward_temperature=buffer.reward_temperature, max_uses=buffer.max_uses,
+        max_age=buffer.max_age, dedup=buffer.dedup,
+    )

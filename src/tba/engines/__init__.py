@@ -1,0 +1,1 @@
+"""What samples completions: the Engine protocol, the exact table engine, the transformers engine."""

@@ -1,0 +1,63 @@
+"""The exact toy engine: no cache, one full forward per token, any model that reads right-padded ids."""
+
+# Shape legend: N rows (prompts x samples), V vocabulary.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tba.engines.protocol import Sampling, draw_ids, uniforms
+from tba.engines.rows import Sampled
+from tba.policy import Policy, copy_in, copy_out
+from tba.records import Completion, Prompt
+
+
+class TableEngine:
+    """Samples by reading the whole prefix again for every token."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Samples with `policy`, which `load` overwrites: give the engine a copy of its own."""
+        self._policy = policy
+        self.version = 0
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[list[Completion]]:
+        """See `Engine.generate`."""
+        rows = [list(p.tokens) for p in prompts for _ in range(num_samples)]
+        uniform_NT = uniforms(seeds, num_samples, sampling.max_new_tokens)
+        sampled = Sampled.start(len(rows), self._policy.stop_ids)
+        for place in range(sampling.max_new_tokens):
+            alive_N = sampled.alive()
+            if not len(alive_N):
+                break
+            prefixes = [rows[n] + sampled.ids[n] for n in alive_N.tolist()]
+            drawn = draw_ids(
+                self._next_logits(prefixes), uniform_NT[alive_N, place], sampling, self._policy.temperature
+            )
+            sampled.append(alive_N, drawn)
+        return sampled.completions(num_samples, self.version, self._policy.decode)
+
+    def _next_logits(self, prefixes: list[list[int]]) -> Tensor:
+        lengths = torch.tensor([len(p) for p in prefixes])
+        ids = torch.zeros(len(prefixes), int(lengths.max()), dtype=torch.long)
+        for row, prefix in enumerate(prefixes):
+            ids[row, : len(prefix)] = torch.tensor(prefix)
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        logits_NTV = self._policy.model(input_ids=ids, attention_mask=mask).logits
+        return logits_NTV[torch.arange(len(prefixes)), lengths - 1]
+
+    def load(self, tensors: Mapping[str, np.ndarray[Any, Any]], version: int) -> None:
+        """See `Engine.load`."""
+        copy_in(self._policy.model, tensors)
+        self.version = version
+
+    def tensors(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """See `Engine.tensors`."""
+        return copy_out(self._policy.model)

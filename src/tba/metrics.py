@@ -1,0 +1,120 @@
+"""Every number we log, declared once: name, unit, meaning."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+METRICS: dict[str, Metric] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A logged number."""
+
+    name: str
+    """`part/quantity`."""
+    unit: str
+    meaning: str
+
+
+def _declare(name: str, unit: str, meaning: str) -> str:
+    if name in METRICS:
+        raise ValueError(f"metric {name!r} is declared twice; a number is named once.")
+    METRICS[name] = Metric(name=name, unit=unit, meaning=meaning)
+    return name
+
+
+STEP = _declare("step", "steps", "optimizer steps tried, this one included")
+VERSION = _declare("version", "steps", "optimizer steps that the trainer's weights have had")
+ROUND = _declare("round", "rounds", "publications before this step")
+WALL = _declare("wall_s", "s", "time since training began, start-up excluded, earlier attempts included")
+
+LOSS = _declare("train/loss", "reward units", "batch loss of the objective")
+RESIDUAL_MSE = _declare("train/residual_mse", "nats^2", "mean squared residual over the batch")
+GRAD_NORM = _declare("train/grad_norm", "reward units", "global gradient norm before clipping")
+LEARNING_RATE = _declare("train/learning_rate", "1", "learning rate of this step")
+BETA = _declare("train/beta", "reward units per nat", "strength of KL at this step")
+REWARD = _declare("train/reward", "reward units", "mean reward of the trajectories consumed")
+KL = _declare("train/kl", "nats per completion", "mean log policy minus log reference of the trajectories consumed")
+ENTROPY = _declare("train/entropy", "nats per token", "mean minus log-prob of the tokens consumed, under the policy")
+LOG_Z = _declare("train/log_z", "nats", "mean over groups of the estimated log partition function")
+LENGTH = _declare("train/length", "tokens", "mean completion length consumed")
+TRAIN_TOKENS = _declare("train/tokens", "tokens", "prompt and completion tokens of the batch, without padding")
+FLAT_GROUPS = _declare("train/flat_groups", "groups", "groups of the batch whose rewards are all equal; they are kept")
+SKIPPED = _declare("train/skipped_steps", "steps", "steps skipped so far because loss or gradient was not finite")
+LOGP_GAP = _declare("train/logp_gap", "nats per token",
+                    "largest gap between searcher's and trainer's log-prob of a completion of age 0, per token")
+STEP_SECONDS = _declare("train/step_s", "s", "forward, backward and optimizer of this step")
+COLLATE_SECONDS = _declare("train/collate_s", "s", "making tensors of the drawn groups")
+WAIT_SECONDS = _declare("train/wait_s", "s", "trainer idle before this step: waiting for data or for publishing")
+PUBLISH_SECONDS = _declare("train/publish_s", "s", "copying the weights for publication before this step")
+
+AGE_MEAN = _declare("buffer/age_mean", "steps", "trainer version minus sampling version, when consumed: mean")
+AGE_MAX = _declare("buffer/age_max", "steps", "trainer version minus sampling version, when consumed: largest")
+AGE_HISTOGRAM = _declare("buffer/age_histogram", "trajectories", "trajectories of this batch by age, {age: count}")
+USES_MEAN = _declare("buffer/uses_mean", "times", "how often the drawn trajectories had been drawn before: mean")
+BUFFER_SIZE = _declare("buffer/size", "trajectories", "trajectories in the buffer")
+BUFFER_PROMPTS = _declare("buffer/prompts", "prompts", "prompts with a trajectory in the buffer")
+REUSE = _declare("buffer/reuse", "1", "trajectories consumed per trajectory inserted, so far")
+DRAWN_BY = _declare("buffer/drawn_by", "groups", "groups of this batch by the sampler that drew them")
+DRAW_SECONDS = _declare("buffer/draw_s", "s", "drawing this batch")
+INSERTED = _declare("buffer/inserted", "trajectories", "trajectories that entered the buffer, so far")
+UNSCORED = _declare("search/unscored", "trajectories", "completions that no reward could be given to, so far")
+DELIVERED_TOKENS = _declare("search/tokens", "tokens", "completion tokens delivered by searchers, so far")
+SEARCH_REWARD = _declare("search/reward", "reward units", "mean reward of the groups delivered since the last step")
+
+EVAL_STEP = _declare("eval/version", "steps", "version of the weights evaluated")
+PASS_1 = _declare("pass@1", "1", "share of completions with full marks, sampled at policy.temperature")
+PASS_1_GREEDY = _declare("pass@1_greedy", "1", "share of prompts whose most likely ids, token by token, get full marks")
+PASS_K = _declare("pass@k", "1", "unbiased share of prompts with full marks among k completions; k is in `samples`")
+SAMPLES = _declare("samples", "completions", "completions per prompt of this evaluation")
+PROMPTS = _declare("prompts", "prompts", "prompts of this evaluation")
+EVAL_REWARD = _declare("reward", "reward units", "mean reward of the sampled completions")
+EVAL_KL = _declare("kl", "nats per completion", "mean log policy minus log reference of the sampled completions")
+EVAL_ENTROPY = _declare("entropy", "nats per completion", "mean minus log-prob of the sampled completions")
+EVAL_LENGTH = _declare("length", "tokens", "mean completion length")
+DISTINCT = _declare("distinct", "1", "share of distinct completions among the samples of a prompt, mean over prompts")
+EVAL_UNSCORED = _declare("unscored", "completions", "completions of this evaluation that no reward could be given to")
+TV = _declare("tv", "1", "total variation to the exact target, mean over prompts (enumerable tasks)")
+TARGET_KL = _declare("kl_to_target", "nats", "KL(policy || exact target), mean over prompts (enumerable tasks)")
+
+
+def finite(value: Any) -> Any:
+    """`value` with every float that JSON cannot hold replaced by None, however deep."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """One strict JSON line; NaN and infinities become null.
+
+    Raises:
+        KeyError: a name that is not declared above.
+    """
+    unknown = [name for name in record if name not in METRICS]
+    if unknown:
+        raise KeyError(f"metrics {unknown} are not declared; add them to tba.metrics.")
+    return json.dumps(finite(record), allow_nan=False, separators=(",", ":"))
+
+
+def mean(values: Iterable[float]) -> float:
+    """Arithmetic mean; NaN of nothing."""
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else math.nan
+
+
+def table() -> str:
+    """`docs/metrics.md`: every metric with unit and meaning."""
+    lines = ["# Metrics", "", "Generated from `tba.metrics`. One line of `metrics.jsonl` is one step.", "",
+             "| name | unit | meaning |", "|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.unit} | {m.meaning} |" for m in METRICS.values()]
+    return "\n".join(lines) + "\n"

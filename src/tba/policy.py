@@ -1,0 +1,233 @@
+"""A causal language model as a policy: ids in, log-probs out; and the reference it is measured against."""
+
+# Shape legend: N rows, T positions, V vocabulary.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tba.batch import Rows, make_rows
+from tba.settings import ArchitectureSettings, SettingsError
+
+MODELS = ("arithmetic",)
+"""Models that ship in the package, as folders of `tba/assets`."""
+FRESH = ("new-llama", "new-table")
+"""Models made from scratch, with a tokenizer over the task's characters."""
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A model, its tokenizer, and the temperature that both policy and reference divide logits by."""
+
+    model: Any
+    """A causal LM: `model(input_ids=, attention_mask=).logits`; always in eval mode, so dropout is off."""
+    tokenizer: Any
+    temperature: float
+    autocast: bool = False
+    """Compute in bfloat16; log-softmax stays float32."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a completion."""
+        listed = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ids = listed if isinstance(listed, list) else [listed]
+        return frozenset(int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+    def encode(self, prompt: str | list[dict[str, str]]) -> tuple[int, ...]:
+        """Prompt ids, templated once: a string, or chat messages through the model's chat template.
+
+        The BOS that the tokenizer or template defines comes once, never twice; no EOS is appended.
+        """
+        if isinstance(prompt, str):
+            ids = list(self.tokenizer(prompt)["input_ids"])
+        else:
+            text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        while len(ids) >= 2 and bos is not None and ids[0] == ids[1] == bos:
+            del ids[0]
+        if isinstance(prompt, str) and len(ids) > 1 and eos is not None and ids[-1] == eos != bos:
+            del ids[-1]
+        return tuple(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Completion ids as text, special tokens removed."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token_logps(self, rows: Rows) -> Float[Tensor, "N T"]:
+        """Log-prob of each target, nats, zero outside completions; float32 log-softmax."""
+        device = next(self.model.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
+            logits_NTV = self.model(
+                input_ids=rows.input_NT.to(device), attention_mask=rows.attention_NT.to(device)
+            ).logits
+        return target_logps(logits_NTV, rows.target_NT.to(device), rows.completion_NT.to(device), self.temperature)
+
+    @torch.no_grad()
+    def sequence_logps(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int = 16_384
+    ) -> list[float]:
+        """Log p(completion | prompt), nats, of (prompt ids, completion ids) pairs, without gradient."""
+        longest = max(len(p) + len(c) for p, c in pairs)
+        step = max(1, max_tokens // longest)
+        found: list[float] = []
+        for at in range(0, len(pairs), step):
+            found += self.token_logps(make_rows(pairs[at : at + step])).sum(-1).tolist()
+        return found
+
+    def frozen_copy(self) -> Policy:
+        """A copy of the policy as it is now, for use as reference or by an engine."""
+        model = copy.deepcopy(self.model).requires_grad_(False)
+        return Policy(model=model, tokenizer=self.tokenizer, temperature=self.temperature, autocast=self.autocast)
+
+    def save(self, path: Path) -> None:
+        """Writes a plain Hugging Face model folder: config, safetensors, tokenizer."""
+        self.model.save_pretrained(path, safe_serialization=True)
+        self.tokenizer.save_pretrained(path)
+
+
+def target_logps(
+    logits: Float[Tensor, "N T V"], target: Int[Tensor, "N T"], mask: Bool[Tensor, "N T"], temperature: float
+) -> Float[Tensor, "N T"]:
+    """Log-probs of `target` under softmax(logits / temperature), nats, zero where `mask` is False."""
+    scaled = logits.float() / temperature
+    picked = scaled.gather(-1, target[..., None])[..., 0] - scaled.logsumexp(-1)
+    return torch.where(mask, picked, 0.0)
+
+
+# ---- weights in and out -------------------------------------------------------------------------------
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, each tied tensor once."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def copy_out(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+    """The model's tensors copied to host memory; later optimizer steps do not change them."""
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named_tensors(model).items()}
+
+
+@torch.no_grad()
+def copy_in(model: torch.nn.Module, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Overwrites the model's tensors.
+
+    Raises:
+        ValueError: names or shapes are not the model's; nothing has been overwritten then.
+    """
+    own = named_tensors(model)
+    odd = sorted(own.keys() ^ tensors.keys())
+    wrong = [f"{n} {tensors[n].shape} for {tuple(own[n].shape)}" for n in own.keys() & tensors.keys()
+             if tuple(tensors[n].shape) != tuple(own[n].shape)]
+    if odd or wrong:
+        raise ValueError(f"weights do not fit the model: names on one side only {odd[:3]}, shapes {wrong[:3]}.")
+    for name, tensor in own.items():
+        tensor.copy_(torch.from_numpy(np.array(tensors[name], copy=True)))
+
+
+# ---- loading ------------------------------------------------------------------------------------------
+
+
+def load_policy(
+    model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
+    autocast: bool = False, trust_remote_code: bool = False,
+) -> Policy:
+    """The policy of a built-in model, one made from scratch, a model folder, or a Hugging Face id.
+
+    Master weights are float32; folders must hold safetensors.
+    """
+    if model in FRESH:
+        tokenizer = character_tokenizer(characters)
+        made = _new_llama(architecture, tokenizer, seed) if model == "new-llama" else _new_table(architecture, tokenizer, seed)
+    else:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        _register_table()
+        where = str(resources.files("tba").joinpath("assets", model)) if model in MODELS else model
+        options = {"trust_remote_code": trust_remote_code}
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
+    return Policy(model=made.eval(), tokenizer=tokenizer, temperature=temperature, autocast=autocast)
+
+
+def check_model_name(model: str) -> list[str]:
+    """What is wrong with `model` that can be seen without loading it."""
+    if model in MODELS or model in FRESH:
+        return []
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            return [f"model = {model!r} is a folder without config.json; give a Hugging Face model folder."]
+        if not list(path.glob("*.safetensors")):
+            return [f"model = {model!r} holds no .safetensors file; other weight files may run code and are refused."]
+        return []
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists():
+        return [f"model = {model!r} is not a model folder; give a folder, a Hugging Face id or one of "
+                f"{', '.join((*MODELS, *FRESH))}."]
+    if "/" not in model:
+        return [f"model = {model!r} is no built-in model ({', '.join((*MODELS, *FRESH))}), no folder, and no "
+                f"Hugging Face id of the form owner/name."]
+    return []
+
+
+def character_tokenizer(characters: str) -> Any:
+    """A character-level tokenizer with its own pad, bos and eos; text gets one BOS in front."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    if not characters:
+        raise SettingsError(["model = new-llama or new-table needs a task that lists its characters; this one does not."])
+    vocabulary = {token: number for number, token in enumerate([PAD, BOS, EOS, *dict.fromkeys(characters)])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def _new_llama(shape: ArchitectureSettings, tokenizer: Any, seed: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=shape.width, intermediate_size=8 * shape.width // 3,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.positions, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def _new_table(shape: ArchitectureSettings, tokenizer: Any, seed: int) -> Any:
+    from tba.table_model import TableConfig, TableModel
+
+    config = TableConfig(vocab_size=len(tokenizer), positions=shape.positions, eos_token_id=tokenizer.eos_token_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TableModel(config)
+
+
+def _register_table() -> None:
+    from tba import table_model
+
+    table_model.register()

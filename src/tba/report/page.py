@@ -1,0 +1,215 @@
+"""A run's records to an HTML page, written whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from tba import metrics
+from tba.report import charts, ledger
+from tba.report.read import Answered, RunRecord, read_run, setting
+from tba.report.text import count, duration, figure, mapping, number, script_json, visible
+
+NUM_SHOWN = 25
+"""Prompts that the browser of completions shows before it is asked for more."""
+MAX_HEADLINES = 16
+_HEADLINES = (
+    metrics.PASS_1,
+    metrics.PASS_1_GREEDY,
+    metrics.PASS_K,
+    metrics.EVAL_REWARD,
+    metrics.EVAL_KL,
+    metrics.EVAL_ENTROPY,
+    metrics.DISTINCT,
+    metrics.TV,
+    metrics.TARGET_KL,
+)
+_NOT_HEADLINES = {
+    metrics.EVAL_STEP,
+    metrics.WALL,
+    metrics.STEP,
+    metrics.SAMPLES,
+    metrics.PROMPTS,
+    metrics.VERSION,
+}
+_SETTINGS_SHOWN = (
+    "task.name",
+    "mode",
+    "model",
+    "objective.name",
+    "objective.beta",
+    "search.searchers",
+    "trainer.sync_every",
+)
+_STATUS = ("done", "failed", "interrupted")
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `run_dir/report.html`, one page that needs no other file and no network.
+
+    The same files give the same bytes. Files that are missing or broken are named on the page.
+
+    Args:
+        run_dir: a run directory; anything in it is taken as untrusted.
+
+    Returns:
+        The path of the page. An older page is replaced only by a whole new one.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+        OSError: the page cannot be written there.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise FileNotFoundError(
+            f"no run directory {str(run_dir)!r}; give the directory that `tba train` wrote."
+        )
+    page = render(read_run(run_dir)).encode("utf-8", errors="replace")
+    target = run_dir / "report.html"
+    unfinished = run_dir / f".report.html.{os.getpid()}"
+    try:
+        with unfinished.open("wb") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def render(run: RunRecord) -> str:
+    """The page of a run as HTML text."""
+    # Both only here: `import tba.report` stays quick.
+    import jinja2
+    from markupsafe import Markup
+
+    drawn, columns = charts.build(run)
+    scripts = [_resource("page.js")]
+    if any(chart.spec for chart in drawn):
+        scripts.insert(0, _plotly_js())
+    data = {
+        "charts": {chart.id: chart.spec for chart in drawn if chart.spec},
+        "columns": columns,
+        "answered": [asdict(answered) for answered in run.answered],
+        "shown": NUM_SHOWN,
+    }
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(figure=figure, count=count)
+    versions = list(dict.fromkeys(answered.version for answered in run.answered))
+    return environment.from_string(_resource("page.html.jinja")).render(
+        run=run,
+        status=_status(run),
+        message=visible(run.summary.get("message") or ""),
+        facts=_facts(run),
+        headlines=_headlines(run),
+        charts=drawn,
+        balances=ledger.balances(run.ledger),
+        reasons=ledger.reasons(run.ledger),
+        versions=versions,
+        newest=_newest(run.answered),
+        num_shown=NUM_SHOWN,
+        is_thinned=_is_thinned(run),
+        thinned_to=charts.MAX_POINTS,
+        css=Markup(_resource("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        data=Markup(script_json(data)),
+        policy=_policy(scripts),
+    )
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Content-Security-Policy: nothing is fetched, and no script runs but these."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _plotly_js() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().replace("\r\n", "\n")
+
+
+@cache
+def _resource(name: str) -> str:
+    return resources.files("tba.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _status(run: RunRecord) -> str:
+    known = run.summary.get("status")
+    return known if known in _STATUS else "not finished"
+
+
+def _facts(run: RunRecord) -> list[tuple[str, str]]:
+    """What stands under the run's name: label and value."""
+    last = run.steps[-1] if run.steps else {}
+    steps = number(run.summary.get("steps"))
+    wall = number(run.summary.get("wall_s"))
+    facts = [
+        ("steps", figure(steps if steps is not None else last.get(metrics.STEP))),
+        ("version", figure(run.summary.get("version", last.get(metrics.VERSION)))),
+        ("time", duration(wall if wall is not None else last.get(metrics.WALL))),
+        ("start-up", duration(run.summary.get("startup_s"))),
+        ("seed", figure(run.summary.get("seed", setting(run.settings, "seed"))).replace(",", "")),
+    ]
+    for path in _SETTINGS_SHOWN:
+        value = setting(run.settings, path)
+        if value is not None and value != "":
+            facts.append((path, visible(value, 120)))
+    return [(label, value) for label, value in facts if value != "not known"]
+
+
+def _headlines(run: RunRecord) -> list[dict[str, Any]]:
+    """Held-out numbers at the start and at the end; from the evaluations where the summary lacks them."""
+    first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else ({}, {})
+    start: Mapping[str, Any] = {**first, **mapping(run.summary.get("start"))}
+    final: Mapping[str, Any] = {**last, **mapping(run.summary.get("final"))}
+    names = [
+        name for name in dict.fromkeys((*_HEADLINES, *sorted({*start, *final}))) if name not in _NOT_HEADLINES
+    ]
+    known = [
+        name for name in names if number(final.get(name)) is not None or number(start.get(name)) is not None
+    ]
+    rows = []
+    for name in known[:MAX_HEADLINES]:
+        declared = metrics.METRICS.get(name)
+        unit = "" if declared is None else {"1": "share"}.get(declared.unit, declared.unit)
+        rows.append(
+            {
+                "name": visible(name, 60),
+                "unit": unit,
+                "meaning": declared.meaning if declared else "",
+                "start": figure(start.get(name)),
+                "final": figure(final.get(name)),
+                "is_main": name in _HEADLINES[:5] and name != metrics.PASS_K,
+            }
+        )
+    return rows
+
+
+def _newest(answered: Sequence[Answered]) -> list[Answered]:
+    """The prompts that are on the page without any script."""
+    of_newest = takewhile(lambda one: one.version == answered[0].version, answered)
+    return list(of_newest)[:NUM_SHOWN]
+
+
+def _is_thinned(run: RunRecord) -> bool:
+    return max(len(run.steps), len(run.evaluations)) > charts.MAX_POINTS

@@ -1,0 +1,172 @@
+"""The charts of the page, declared once: what each shows, in which unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tba import metrics
+
+Table = Literal["train", "eval", "chunk"]
+"""Training steps, evaluations, or chunks of consecutive steps."""
+
+TRAIN_RATE = "train tokens/s"
+SEARCH_RATE = "search tokens/s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a chart."""
+
+    table: Table
+    """Training steps, evaluations, or chunks of consecutive steps."""
+    column: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A chart of lines before it meets a run."""
+
+    id: str
+    title: str
+    unit: str
+    about: str
+    lines: tuple[Line, ...]
+    x: Literal["step", "wall_s"] = "step"
+    is_share: bool = False
+    """Drawn from 0 to 1."""
+    is_from_zero: bool = False
+    """Drawn from 0 upwards."""
+    is_optional: bool = False
+    """Left out, rather than shown empty, where the run has no such numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart of a run, as the page needs it."""
+
+    id: str
+    title: str
+    about: str
+    """What it shows, one sentence."""
+    caption: str
+    """What it shows of this run, in words and numbers."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """For `page.js`; empty where there is nothing to draw."""
+
+
+PLANS = (
+    Plan(
+        id="reward",
+        title="Reward",
+        unit="reward units",
+        about="Mean reward of what the trainer consumed, of what searchers delivered, and of the evaluation.",
+        lines=(
+            Line(table="train", column=metrics.REWARD, name="consumed"),
+            Line(table="chunk", column=metrics.SEARCH_REWARD, name="delivered"),
+            Line(table="eval", column=metrics.EVAL_REWARD, name="evaluation"),
+        ),
+    ),
+    Plan(
+        id="pass",
+        title="Full marks",
+        unit="share",
+        is_share=True,
+        about="pass@1 and pass@k: share of sampled completions, and of prompts, with full marks on "
+        "held-out prompts; greedy takes the most likely ids.",
+        lines=(
+            Line(table="eval", column=metrics.PASS_1, name="pass@1"),
+            Line(table="eval", column=metrics.PASS_1_GREEDY, name="pass@1 greedy"),
+            Line(table="eval", column=metrics.PASS_K, name="pass@k"),
+        ),
+    ),
+    Plan(
+        id="kl",
+        title="KL to the reference",
+        unit="nats per completion",
+        about="Mean log-prob under the policy minus log-prob under the reference.",
+        lines=(
+            Line(table="train", column=metrics.KL, name="consumed"),
+            Line(table="eval", column=metrics.EVAL_KL, name="evaluation"),
+        ),
+    ),
+    Plan(
+        id="entropy",
+        title="Entropy per token",
+        unit="nats per token",
+        is_from_zero=True,
+        about="Mean minus log-prob of the tokens consumed, under the policy.",
+        lines=(Line(table="train", column=metrics.ENTROPY, name="consumed"),),
+    ),
+    Plan(
+        id="entropy_completion",
+        title="Entropy per completion",
+        unit="nats per completion",
+        is_optional=True,
+        is_from_zero=True,
+        about="Mean minus log-prob of the completions of the evaluation.",
+        lines=(Line(table="eval", column=metrics.EVAL_ENTROPY, name="evaluation"),),
+    ),
+    Plan(
+        id="diversity",
+        title="Diversity",
+        unit="share",
+        is_share=True,
+        is_optional=True,
+        about="Share of distinct completions of a prompt, mean over prompts.",
+        lines=(Line(table="eval", column=metrics.DISTINCT, name="distinct"),),
+    ),
+    Plan(
+        id="target",
+        title="Distance to the exact target",
+        unit="total variation; nats",
+        is_optional=True,
+        about="The policy against the posterior that can be enumerated: total variation, and KL in nats.",
+        lines=(
+            Line(table="eval", column=metrics.TV, name="total variation"),
+            Line(table="eval", column=metrics.TARGET_KL, name="KL, nats"),
+        ),
+    ),
+    Plan(
+        id="throughput",
+        title="Throughput of both sides",
+        unit="tokens/s",
+        x="wall_s",
+        is_from_zero=True,
+        about="Trainer: prompt and completion tokens consumed. Searchers: completion tokens delivered.",
+        lines=(
+            Line(table="chunk", column=TRAIN_RATE, name="trainer"),
+            Line(table="chunk", column=SEARCH_RATE, name="searchers"),
+        ),
+    ),
+    Plan(
+        id="trainer_time",
+        title="The trainer's time",
+        unit="s per step",
+        is_optional=True,
+        is_from_zero=True,
+        about="Forward, backward and optimizer of a step, and idle time before it.",
+        lines=(
+            Line(table="chunk", column=metrics.STEP_SECONDS, name="at work"),
+            Line(table="chunk", column=metrics.WAIT_SECONDS, name="waiting"),
+        ),
+    ),
+    Plan(
+        id="buffer",
+        title="Buffer size",
+        unit="trajectories",
+        is_from_zero=True,
+        about="Trajectories in the buffer.",
+        lines=(Line(table="train", column=metrics.BUFFER_SIZE, name="in the buffer"),),
+    ),
+    Plan(
+        id="reuse",
+        title="Reuse",
+        unit="consumed per inserted",
+        is_from_zero=True,
+        about="Trajectories consumed per trajectory inserted, so far.",
+        lines=(Line(table="train", column=metrics.REUSE, name="reuse"),),
+    ),
+)

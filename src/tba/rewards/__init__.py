@@ -1,0 +1,1 @@
+"""Scores for completions: users' functions, the scoring boundary, timed scoring."""

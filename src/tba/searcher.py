@@ -1,0 +1,114 @@
+"""Ask, answer, score: leased prompts become scored groups, with weights that may be stale."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tba.engines.protocol import Engine, Sampling
+from tba.leases import completion_seed
+from tba.records import Completion, Group, Lease, Prompt, Trajectory, Unscored
+from tba.rewards.functions import Failure, Score, clip
+from tba.tasks.protocol import Task, outcomes
+from tba.weights import Weights, digest
+
+
+class Reference(Protocol):
+    """The fixed policy that KL is measured against."""
+
+    def sequence_logps(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """Log p_ref(completion | prompt), nats, of (prompt ids, completion ids) pairs."""
+        ...
+
+
+@dataclass(slots=True)
+class SearchTimes:
+    """Seconds a searcher has spent on each part of its work."""
+
+    sampling_s: float = 0.0
+    scoring_s: float = 0.0
+    reference_s: float = 0.0
+    loading_s: float = 0.0
+    idle_s: float = 0.0
+
+
+class Searcher:
+    """Samples completions for leased prompts, scores them, and adds their reference log-probs."""
+
+    def __init__(
+        self, *, engine: Engine, reference: Reference, task: Task, sampling: Sampling, num_samples: int,
+        batch_prompts: int, seed: int, name: str = "searcher-0",
+    ) -> None:
+        """`num_samples` completions a prompt, `batch_prompts` prompts an engine call."""
+        self._engine, self._reference, self._task = engine, reference, task
+        self._sampling, self._num_samples, self._batch_prompts = sampling, num_samples, batch_prompts
+        self._seed = seed
+        self._digest = ""
+        self.name = name
+        self.times = SearchTimes()
+
+    def adopt(self, weights: Weights) -> None:
+        """Loads `weights`, and recomputes the digest from what the engine holds afterwards."""
+        started = time.perf_counter()
+        self._engine.load(weights.tensors, weights.version)
+        self._digest = digest(self._engine.tensors())
+        self.times.loading_s += time.perf_counter() - started
+
+    def search(self, leases: Sequence[Lease], *, run_attempt: int = 0) -> Iterator[Group]:
+        """One scored group per lease, in order, `batch_prompts` of them sampled at a time."""
+        for at in range(0, len(leases), self._batch_prompts):
+            yield from self._search_batch(leases[at : at + self._batch_prompts], run_attempt)
+
+    def _search_batch(self, leases: Sequence[Lease], run_attempt: int) -> list[Group]:
+        started = time.perf_counter()
+        seeds = [completion_seed(self._seed, lease.prompt.id, lease.visit, lease.attempt) for lease in leases]
+        prompts = [lease.prompt for lease in leases]
+        version = self._engine.version
+        completions = self._engine.generate(
+            prompts, num_samples=self._num_samples, sampling=self._sampling, seeds=seeds
+        )
+        sampled = time.perf_counter()
+        scores = [outcomes(self._task, p, c) for p, c in zip(prompts, completions, strict=True)]
+        scored = time.perf_counter()
+        ref_logps = self._reference_logps(prompts, completions)
+        done = time.perf_counter()
+        self.times.sampling_s += sampled - started
+        self.times.scoring_s += scored - sampled
+        self.times.reference_s += done - scored
+        blank = [
+            Group(prompt=lease.prompt, trajectories=(), version=version, digest=self._digest, number=lease.number,
+                  attempt=lease.attempt, searcher=self.name, run_attempt=run_attempt)
+            for lease in leases
+        ]
+        return [
+            _fill(group, c, s, r) for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
+        ]
+
+    def _reference_logps(self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]) -> list[list[float]]:
+        pairs = [(p.tokens, c.tokens) for p, of_prompt in zip(prompts, completions, strict=True) for c in of_prompt]
+        flat = iter(self._reference.sequence_logps(pairs) if pairs else [])
+        return [[next(flat) for _ in of_prompt] for of_prompt in completions]
+
+
+def _fill(
+    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure], ref_logps: Sequence[float]
+) -> Group:
+    """`blank` with its completions: those with a finite reward and finite log-probs as trajectories."""
+    kept: list[Trajectory] = []
+    lost: list[Unscored] = []
+    for completion, score, ref_logp in zip(completions, scores, ref_logps, strict=True):
+        if isinstance(score, Failure):
+            lost.append(Unscored(completion=completion, reason=score.reason, detail=clip(score.detail)))
+        elif not math.isfinite(ref_logp):
+            lost.append(Unscored(completion=completion, reason="ref_non_finite", detail=f"reference log-prob {ref_logp}"))
+        elif not math.isfinite(completion.logp):
+            lost.append(Unscored(completion=completion, reason="logp_non_finite", detail=f"log-prob {completion.logp}"))
+        else:
+            kept.append(
+                Trajectory(prompt_id=blank.prompt.id, completion=completion, reward=score.reward,
+                           reward_parts=score.parts, ref_logp=ref_logp)
+            )
+    return replace(blank, trajectories=tuple(kept), unscored=tuple(lost))

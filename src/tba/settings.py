@@ -1,0 +1,558 @@
+"""The settings tree: every knob of a run with its unit, read from YAML and overrides, checked whole."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Mode = Literal["async", "lockstep"]
+Sampler = Literal["recent", "reward", "uniform"]
+
+
+class SettingsError(ValueError):
+    """Every mistake found in the user's settings, one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Section(BaseModel):
+    """A branch of the tree: strict types, no unknown keys, frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TaskSettings(Section):
+    """What is asked, and how answers are scored."""
+
+    name: str = "arithmetic"
+    """A built-in task: arithmetic, enumerable or custom."""
+    seed: int = 0
+    """Seed of generated problems; also of their split into training and held-out ones."""
+    held_out: NonNegativeInt = 500
+    """Prompts kept for evaluation; never trained on."""
+    max_prompt_tokens: PositiveInt = 256
+    """Longest prompt accepted, in tokens, BOS included."""
+    max_value: PositiveInt = 20
+    """arithmetic: largest operand."""
+    prompts: PositiveInt = 4
+    """enumerable: number of prompts."""
+    symbols: PositiveInt = 3
+    """enumerable: size of the alphabet besides the stop token."""
+    reward_scale: PositiveFloat = 1.0
+    """enumerable: standard deviation of the reward over completions."""
+    path: str | None = None
+    """custom: JSONL file of prompts, one object a line."""
+    held_out_path: str | None = None
+    """custom: JSONL file of held-out prompts; without it the last `held_out` rows of `path`."""
+    prompt_column: str = "prompt"
+    """custom: column with the prompt, a string or a list of chat messages."""
+    reward: str | None = None
+    """custom: the reward function, `module:function` or `file.py:function`."""
+
+
+class PolicySettings(Section):
+    """How the model turns ids into log-probs."""
+
+    temperature: PositiveFloat = 1.0
+    """Divides the logits of policy and reference alike."""
+    autocast: Literal["none", "bfloat16"] = "none"
+    """Compute precision of the trainer's forward; master weights stay float32."""
+    trust_remote_code: bool = False
+    """Run code that a model folder carries. Off unless you trust the folder."""
+
+
+class ArchitectureSettings(Section):
+    """Shape of a model made from scratch (`model: new-llama`)."""
+
+    layers: PositiveInt = 2
+    """Transformer blocks."""
+    width: PositiveInt = 96
+    """Hidden size."""
+    heads: PositiveInt = 4
+    """Attention heads; divides `width`."""
+    positions: PositiveInt = 64
+    """Longest sequence, in tokens."""
+
+
+class EngineSettings(Section):
+    """What samples completions."""
+
+    name: str = "transformers"
+    """A key of ENGINES."""
+
+
+class SearchSettings(Section):
+    """Searchers: how many, and how they sample."""
+
+    searchers: PositiveInt = 1
+    """Processes that search side by side in async mode."""
+    num_samples: PositiveInt = 8
+    """Completions per prompt and visit (the paper's S)."""
+    temperature: PositiveFloat | None = None
+    """Sampling temperature; `policy.temperature` if left out. Never enters the residual."""
+    top_p: Probability = 1.0
+    """Nucleus kept when sampling. Never enters the residual."""
+    max_new_tokens: PositiveInt = 16
+    """Longest completion, in tokens, stop token included."""
+    batch_prompts: PositiveInt = 32
+    """Prompts sampled together in one engine call."""
+    score_limit_s: PositiveFloat = 10.0
+    """Seconds that a user's reward function may take for one prompt's completions."""
+
+
+class BufferSettings(Section):
+    """What the replay buffer keeps and how it is drawn from."""
+
+    capacity: PositiveInt = 100_000
+    """Trajectories held in total."""
+    capacity_per_prompt: PositiveInt = 100
+    """Trajectories held per prompt (the paper's pool size)."""
+    initial: NonNegativeInt = 0
+    """Trajectories searched for before the first step."""
+    reuse: PositiveFloat = 1.0
+    """Trajectories consumed per trajectory inserted that the trainer may reach before it waits."""
+    max_uses: PositiveInt | None = None
+    """Times one trajectory may be trained on; then it is evicted as used up."""
+    max_age: NonNegativeInt | None = None
+    """Oldest age, in steps, that may be consumed; older ones are evicted as too old."""
+    recent_age: NonNegativeInt | None = None
+    """Largest age, in steps, that counts as recent; 2 x sync_every - 1 if left out."""
+    mix: dict[Sampler, NonNegativeFloat] = Field(default_factory=lambda: {"recent": 1.0})
+    """Share of groups that each sampler draws: recent, reward, uniform. Normalised."""
+    reward_temperature: PositiveFloat = 1.0
+    """Temperature of the reward sampler's softmax, in reward units."""
+    dedup: Literal["exact", "none"] = "exact"
+    """exact: a trajectory replaces copies of the same ids that earlier deliveries left."""
+
+
+class ObjectiveSettings(Section):
+    """The loss and its strength of KL."""
+
+    name: str = "trajectory_balance"
+    """A key of OBJECTIVES."""
+    beta: PositiveFloat = 0.02
+    """Reward units per nat of KL at step 1."""
+    beta_final: PositiveFloat | None = None
+    """Beta from step `beta_steps` on; constant if left out."""
+    beta_steps: NonNegativeInt = 0
+    """Steps over which beta moves linearly to `beta_final`."""
+    scale: Literal["advantage", "paper"] = "advantage"
+    """advantage: beta/2 x mean squared residual; paper: without that factor."""
+
+
+class TrainerSettings(Section):
+    """Optimizer steps: how many, how large, how often published."""
+
+    steps: PositiveInt = 400
+    """Optimizer steps of the run."""
+    max_minutes: PositiveFloat | None = None
+    """Minutes of training after which the run ends as if its steps were done."""
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after warm-up: constant, or down to zero at `steps`."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps over which the learning rate rises linearly."""
+    adam_betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
+    """Decay rates of AdamW's moments."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    clip_norm: PositiveFloat | None = 1.0
+    """Largest global gradient norm; no clipping if null."""
+    groups_per_step: PositiveInt | None = None
+    """Groups in one batch; 32 if neither this nor batch_size is given."""
+    group_size: PositiveInt = 8
+    """Trajectories per group (the paper's K)."""
+    batch_size: PositiveInt | None = None
+    """Trajectories in one batch, another way to give groups_per_step x group_size."""
+    sync_every: PositiveInt = 1
+    """Steps between two publications of the weights (the paper's k)."""
+    micro_batch_tokens: PositiveInt = 16_384
+    """Padded tokens that one forward pass may hold."""
+    max_bad_steps: PositiveInt = 5
+    """Steps in a row with a non-finite loss or gradient after which the run stops."""
+
+
+class AsyncSettings(Section):
+    """Async mode only."""
+
+    lead: NonNegativeInt | None = None
+    """Rounds a searcher may start beyond the newest published version; unbounded if null."""
+    wait_limit_s: PositiveFloat = 120.0
+    """Seconds any wait may last before the run says what is missing and ends."""
+    max_restarts: NonNegativeInt = 5
+    """Deaths of one searcher without a delivered group in between before the run ends."""
+    threads: PositiveInt | None = None
+    """Threads of trainer and of each searcher; an even share of the cores if null."""
+
+
+class EvaluationSettings(Section):
+    """Held-out evaluation."""
+
+    every: NonNegativeInt = 0
+    """Steps between evaluations during training; 0: only before and after."""
+    prompts: PositiveInt = 500
+    """Held-out prompts used before and after training, at most."""
+    samples: PositiveInt = 4
+    """Completions per prompt at `policy.temperature`."""
+    during_prompts: PositiveInt = 100
+    """Held-out prompts used during training, one completion each."""
+
+
+class CheckpointSettings(Section):
+    """Saving the whole run."""
+
+    every: NonNegativeInt = 0
+    """Steps between checkpoints, at the next end of a round; 0: only at the end and on Ctrl-C."""
+    keep: PositiveInt = 2
+    """Complete checkpoints kept."""
+
+
+class SftSettings(Section):
+    """Supervised warm start (`tba sft`)."""
+
+    steps: PositiveInt = 1000
+    """Optimizer steps."""
+    batch_size: PositiveInt = 256
+    """Demonstrations per step."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate of AdamW; linear warm-up over 5 % of the steps, cosine to zero."""
+    weight_decay: NonNegativeFloat = 0.01
+    """AdamW's decoupled weight decay."""
+    wrong_share: Fraction = 0.0
+    """arithmetic: share of demonstrations whose result is wrong."""
+
+
+class Settings(Section):
+    """The whole tree. A run is a function of it."""
+
+    seed: int = 0
+    """Seed of sampling, drawing and model initialisation."""
+    mode: Mode = "async"
+    """async: Ray processes side by side; lockstep: one deterministic process."""
+    model: str = "arithmetic"
+    """Built-in model (arithmetic), new-llama, new-table, a folder, or a Hugging Face id."""
+    task: TaskSettings = Field(default_factory=TaskSettings)
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    architecture: ArchitectureSettings = Field(default_factory=ArchitectureSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    search: SearchSettings = Field(default_factory=SearchSettings)
+    buffer: BufferSettings = Field(default_factory=BufferSettings)
+    objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    async_: AsyncSettings = Field(default_factory=AsyncSettings, alias="async")
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    sft: SftSettings = Field(default_factory=SftSettings)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Settings:
+        problems = list(_contradictions(self))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups in one batch."""
+        trainer = self.trainer
+        if trainer.groups_per_step is not None:
+            return trainer.groups_per_step
+        return 32 if trainer.batch_size is None else max(1, trainer.batch_size // trainer.group_size)
+
+    @property
+    def prompts_per_round(self) -> int:
+        """Prompts searched for one round: groups_per_step x sync_every / reuse."""
+        return round(self.groups_per_step * self.trainer.sync_every / self.buffer.reuse)
+
+    @property
+    def initial_prompts(self) -> int:
+        """Prompts searched for before the first step: the first round, or `buffer.initial` if more."""
+        return max(self.prompts_per_round, math.ceil(self.buffer.initial / self.search.num_samples))
+
+    @property
+    def recent_age(self) -> int:
+        """Largest age that counts as recent, in steps."""
+        given = self.buffer.recent_age
+        return 2 * self.trainer.sync_every - 1 if given is None else given
+
+    @property
+    def sampling_temperature(self) -> float:
+        """Temperature that searchers sample at."""
+        given = self.search.temperature
+        return self.policy.temperature if given is None else given
+
+    def resolved(self) -> dict[str, Any]:
+        """The tree with everything that follows filled in, as plain data."""
+        tree = self.model_dump(mode="json", by_alias=True)
+        tree["trainer"]["groups_per_step"] = self.groups_per_step
+        tree["trainer"]["batch_size"] = self.groups_per_step * self.trainer.group_size
+        tree["buffer"]["recent_age"] = self.recent_age
+        tree["search"]["temperature"] = self.sampling_temperature
+        return tree
+
+
+def _contradictions(s: Settings) -> Iterator[str]:
+    """What each key allows but all together do not."""
+    trainer, buffer, search = s.trainer, s.buffer, s.search
+    size = trainer.group_size
+    if size < 2:
+        yield (f"trainer.group_size = {size}: at least 2 completions per prompt are needed, "
+               f"since a group of one has no mean to differ from; set trainer.group_size=2 or more.")
+    elif trainer.batch_size is not None and trainer.batch_size % size:
+        nearest = max(1, round(trainer.batch_size / size)) * size
+        yield (f"trainer.batch_size = {trainer.batch_size} is not a multiple of trainer.group_size = {size}; "
+               f"the nearest valid trainer.batch_size is {nearest}.")
+    elif trainer.batch_size is not None and trainer.batch_size != s.groups_per_step * size:
+        yield (f"trainer.batch_size = {trainer.batch_size} contradicts trainer.groups_per_step = "
+               f"{trainer.groups_per_step} x trainer.group_size = {size}; give one of the two.")
+    per_round = s.groups_per_step * trainer.sync_every / buffer.reuse
+    if abs(per_round - round(per_round)) > 1e-9 or per_round < 1:
+        yield (f"trainer.groups_per_step x trainer.sync_every / buffer.reuse = {s.groups_per_step} x "
+               f"{trainer.sync_every} / {buffer.reuse:g} = {per_round:g} prompts per round; "
+               f"choose them so that this is a whole number of at least 1.")
+    if search.num_samples < size:
+        yield (f"search.num_samples = {search.num_samples} is below trainer.group_size = {size}, so one visit "
+               f"fills no group; set search.num_samples={size} or more.")
+    if buffer.capacity_per_prompt < size:
+        yield (f"buffer.capacity_per_prompt = {buffer.capacity_per_prompt} holds less than one group of "
+               f"trainer.group_size = {size}; raise it to {size} or more.")
+    batch = s.groups_per_step * size
+    if buffer.capacity < batch:
+        yield (f"buffer.capacity = {buffer.capacity} holds fewer trajectories than one batch needs ({batch}); "
+               f"raise it, or lower trainer.groups_per_step.")
+    if buffer.initial > buffer.capacity:
+        yield (f"buffer.initial = {buffer.initial} exceeds buffer.capacity = {buffer.capacity}, so training "
+               f"would never start; lower buffer.initial.")
+    if buffer.max_uses is not None and buffer.reuse > buffer.max_uses:
+        yield (f"buffer.reuse = {buffer.reuse:g} exceeds buffer.max_uses = {buffer.max_uses}, so the trainer would "
+               f"wait for ever; lower buffer.reuse or raise buffer.max_uses.")
+    if buffer.max_age is not None and buffer.max_age < trainer.sync_every - 1:
+        yield (f"buffer.max_age = {buffer.max_age} drops the newest data before the round's last step, whose age is "
+               f"trainer.sync_every - 1 = {trainer.sync_every - 1}; raise it, or lower trainer.sync_every.")
+    if not math.fsum(buffer.mix.values()) > 0:
+        yield f"buffer.mix = {dict(buffer.mix)} has no positive share; give one of recent, reward, uniform."
+    if s.architecture.width % s.architecture.heads:
+        yield (f"architecture.width = {s.architecture.width} is not a multiple of architecture.heads = "
+               f"{s.architecture.heads}; choose a width that the heads divide.")
+    if s.task.name == "custom":
+        yield from _custom_task_problems(s.task)
+
+
+def _custom_task_problems(task: TaskSettings) -> Iterator[str]:
+    if task.path is None:
+        yield "task.path is missing: the custom task needs a JSONL file of prompts; set task.path=FILE."
+    for key in ("path", "held_out_path"):
+        path = getattr(task, key)
+        if path is not None and not Path(path).is_file():
+            yield f"task.{key} = {path!r} is not a file; give the path of a JSONL file."
+    if task.reward is None:
+        yield "task.reward is missing: give the reward function as module:function or file.py:function."
+    elif ":" not in task.reward:
+        yield f"task.reward = {task.reward!r} names no function; write module:function or file.py:function."
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 with two repairs: 1e-4 is a number, and a key written twice is an error."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is written twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _unique_mapping)
+
+
+def built_in_recipes() -> dict[str, str]:
+    """Name and first header line of every recipe that ships in the package."""
+    found = {}
+    for entry in sorted(resources.files("tba").joinpath("recipes").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".yaml"):
+            found[entry.name.removesuffix(".yaml")] = entry.read_text("utf-8").split("\n", 1)[0].lstrip("# ")
+    return found
+
+
+def recipe_text(recipe: str) -> str:
+    """Text of a built-in recipe or of a recipe file.
+
+    Raises:
+        SettingsError: `recipe` is neither.
+    """
+    if recipe in built_in_recipes():
+        return resources.files("tba").joinpath("recipes", f"{recipe}.yaml").read_text("utf-8")
+    path = Path(recipe)
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        close = difflib.get_close_matches(recipe, built_in_recipes(), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SettingsError([
+            f"recipe {recipe!r} is neither a built-in recipe ({', '.join(built_in_recipes())}) nor a readable "
+            f"file ({type(error).__name__}){hint}"
+        ]) from error
+
+
+def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for text in overrides:
+        path, equals, raw = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            problems.append(f"override {text!r} is not of the form key.path=value.")
+            continue
+        try:
+            value = yaml.load(raw, _Loader)  # noqa: S506 - a SafeLoader
+        except yaml.YAMLError as error:
+            problems.append(f"override {text!r}: the value does not parse: {str(error).splitlines()[0]}.")
+            continue
+        branch: Any = tree
+        for key in keys[:-1]:
+            branch = branch.setdefault(key, {}) if isinstance(branch, dict) else None
+        if isinstance(branch, dict):
+            branch[keys[-1]] = value
+        else:
+            problems.append(f"override {text!r} goes below a value that another override has set.")
+    return tree
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        nested = isinstance(old, dict) and isinstance(value, dict) and key != "mix"
+        merged[key] = _merge(old, value) if nested else value  # type: ignore[arg-type]
+    return merged
+
+
+def _batch_given_one_way(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch given in an override replaces the recipe's, whichever of the two ways either used."""
+    given = over.get("trainer")
+    if isinstance(given, dict) and isinstance(base.get("trainer"), dict):
+        if {"batch_size", "groups_per_step", "group_size"} & set(given):
+            stale = {"batch_size"} if "batch_size" not in given else {"groups_per_step"}
+            base = {**base, "trainer": {k: v for k, v in base["trainer"].items() if k not in stale}}
+    return base
+
+
+def read_settings(recipe: str, overrides: Sequence[str] = ()) -> Settings:
+    """The checked tree of a recipe with `key.path=value` overrides.
+
+    Raises:
+        SettingsError: with every mistake found, each with the value, the place and the way out.
+    """
+    problems: list[str] = []
+    try:
+        base = yaml.load(recipe_text(recipe), _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise SettingsError([f"recipe {recipe!r} is not valid YAML: {' '.join(str(error).split())}"]) from error
+    if base is None:
+        base = {}
+    if not isinstance(base, dict):
+        raise SettingsError([f"recipe {recipe!r} holds a {type(base).__name__}; it must hold keys and values."])
+    over = _parse_overrides(overrides, problems)
+    return check_settings(_merge(_batch_given_one_way(base, over), over), problems)
+
+
+def check_settings(tree: Mapping[str, Any], problems: Sequence[str] = ()) -> Settings:
+    """The checked tree of plain data, with `problems` found earlier among those reported.
+
+    Raises:
+        SettingsError: with every mistake found.
+    """
+    found = list(problems)
+    for _ in range(2):  # the second pass, without what the first refused, finds contradictions among the rest
+        try:
+            settings = Settings.model_validate(tree)
+            break
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)
+            found += [line for item in wrong for line in _explain(item)]
+            tree = _without(tree, [item["loc"] for item in wrong])
+    if found:
+        raise SettingsError(list(dict.fromkeys(found)))
+    return settings
+
+
+def _without(tree: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    copy = _merge(tree, {})
+    for location in locations:
+        branch: Any = copy
+        for key in location[:1]:
+            if len(location) > 1 and isinstance(branch.get(key), dict):
+                branch[key] = dict(branch[key])
+                branch = branch[key]
+        if location and isinstance(branch, dict):
+            branch.pop(location[1] if len(location) > 1 else location[0], None)
+    return copy
+
+
+def _sections() -> dict[str, type[Section]]:
+    found = {}
+    for name, info in Settings.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            found[info.alias or name] = info.annotation
+    return found
+
+
+def _explain(item: Any) -> list[str]:
+    """One pydantic error as lines with the value, the place and the way out."""
+    location = [str(part) for part in item["loc"] if part != "[key]"]
+    place = ".".join(location)
+    if item["type"] == "value_error" and not location:
+        return str(item["ctx"]["error"]).splitlines()
+    if item["type"] == "extra_forbidden":
+        return [_explain_unknown(location)]
+    message = item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    options = get_args(Sampler) if place.startswith("buffer.mix") else ()
+    known = f"; known: {', '.join(options)}" if options and item["type"] == "literal_error" else ""
+    return [f"{place} = {item['input']!r}: should be {message}{known}."]
+
+
+def _explain_unknown(location: list[str]) -> str:
+    *parents, key = location
+    place = ".".join(location)
+    sections = _sections()
+    names = [i.alias or n for n, i in Settings.model_fields.items()]
+    here = list(sections[parents[0]].model_fields) if parents else names
+    close = difflib.get_close_matches(key.replace("-", "_"), here, n=1, cutoff=0.6)
+    if close:
+        return f"{place} is no setting (did you mean {close[0]}?)"
+    homes = [name for name, section in sections.items() if key in section.model_fields]
+    if homes:
+        return f"{place} is no setting; {key} belongs under {' or '.join(homes)}: {homes[0]}.{key}."
+    return f"{place} is no setting; known here: {', '.join(here)}."

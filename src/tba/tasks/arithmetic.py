@@ -1,0 +1,79 @@
+"""Problems `a±b±c=` answered with one line of working and a result."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tba.records import Completion, Prompt
+from tba.settings import SettingsError, TaskSettings
+from tba.tasks.protocol import Encode
+
+_PROBLEM = re.compile(r"(\d+)([+-])(\d+)([+-])(\d+)=")
+_SIGN = {"+": 1, "-": -1}
+
+
+def solve(text: str) -> tuple[str, int]:
+    """The working and the result of a problem: `3+15-7=` gives `("18-7", 11)`."""
+    match = _PROBLEM.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a problem of the form a±b±c=.")
+    a, first, b, second, c = match.groups()
+    so_far = int(a) + _SIGN[first] * int(b)
+    return f"{so_far}{second}{c}", so_far + _SIGN[second] * int(c)
+
+
+class Arithmetic:
+    """Every problem with operands 0..max_value, split once by `task.seed`; reward 1 for the exact result."""
+
+    characters = "0123456789+-=\n"
+
+    def __init__(self, settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> None:
+        """Uses task.max_value, task.held_out and task.seed; the limits do not concern it."""
+        del max_new_tokens, score_limit_s
+        top = settings.max_value
+        problems = [
+            f"{a}{p}{b}{q}{c}="
+            for a in range(top + 1) for p in "+-" for b in range(top + 1) for q in "+-" for c in range(top + 1)
+        ]
+        if settings.held_out >= len(problems):
+            raise SettingsError([
+                f"task.held_out = {settings.held_out} leaves nothing of the {len(problems)} problems with "
+                f"task.max_value = {top}; lower it."
+            ])
+        random.Random(f"arithmetic {settings.seed}").shuffle(problems)
+        self._held_out, self._training = problems[: settings.held_out], problems[settings.held_out :]
+
+    def prompts(self, encode: Encode) -> Sequence[Prompt]:
+        """Training problems, in an order that `task.seed` fixes."""
+        return [_prompt(text, encode) for text in self._training]
+
+    def held_out(self, encode: Encode) -> Sequence[Prompt]:
+        """The problems that never occur in training."""
+        return [_prompt(text, encode) for text in self._held_out]
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
+        """1 if the completion stopped by itself and its last line is the exact result, else 0."""
+        right = str(prompt.columns["result"])
+        return [
+            float(c.finish == "stop" and c.text.count("\n") == 1 and c.text.split("\n")[1] == right)
+            for c in completions
+        ]
+
+    def gold(self, prompt: Prompt) -> str:
+        """Right working and right result."""
+        return f"{prompt.columns['working']}\n{prompt.columns['result']}"
+
+    def demonstration(self, prompt: Prompt, rng: random.Random, wrong_share: float) -> str:
+        """What a careless teacher writes: right working, and a wrong result in `wrong_share` of the cases."""
+        result = int(str(prompt.columns["result"]))
+        if rng.random() < wrong_share:
+            result += rng.choice((-3, -2, -1, 1, 2, 3))
+        return f"{prompt.columns['working']}\n{result}"
+
+
+def _prompt(text: str, encode: Encode) -> Prompt:
+    working, result = solve(text)
+    return Prompt(id=text, tokens=encode(text), text=text, columns={"working": working, "result": result})

@@ -1,0 +1,109 @@
+"""The Task protocol, and the table of built-in tasks."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from tba.records import Completion, Prompt
+from tba.rewards.functions import Failure, Score, judge_returned
+from tba.settings import SettingsError, TaskSettings
+
+Encode = Callable[[Any], tuple[int, ...]]
+"""Text, or a list of chat messages, to token ids as the model's template defines."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Prompts, and a reward that depends only on (prompt, completion)."""
+
+    characters: str
+    """Every character that prompts and demonstrations use; '' if any may occur."""
+
+    def prompts(self, encode: Encode) -> Sequence[Prompt]:
+        """Training prompts, ids unique, in a fixed order."""
+        ...
+
+    def held_out(self, encode: Encode) -> Sequence[Prompt]:
+        """Evaluation prompts; none shares its id with a training prompt."""
+        ...
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
+        """One reward per completion: a number, a `Score`, a `Failure`, or None for unscored."""
+        ...
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Text of a completion that scores full marks; None if the task knows none."""
+        ...
+
+
+def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
+    """What `task.score` returned, as one outcome per completion."""
+    returned = task.score(prompt, completions)
+    if isinstance(returned, list) and all(isinstance(item, (Score, Failure)) for item in returned):
+        if len(returned) == len(completions):
+            return returned
+    return judge_returned(returned, len(completions), type(task).__name__)
+
+
+TASKS = {
+    "arithmetic": "tba.tasks.arithmetic:Arithmetic",
+    "custom": "tba.tasks.custom:Custom",
+    "enumerable": "tba.tasks.enumerable:Enumerable",
+}
+"""Built-in tasks by `task.name`: each is made from the `task` settings and `search.*` values."""
+
+
+def make_task(settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> Task:
+    """The task that `task.name` names.
+
+    Raises:
+        SettingsError: no such task, or its data is wrong (file and line named).
+    """
+    if settings.name not in TASKS:
+        close = difflib.get_close_matches(settings.name, TASKS, n=1)
+        hint = f" did you mean {close[0]}?" if close else ""
+        raise SettingsError([f"task.name = {settings.name!r} is no task;{hint} known: {', '.join(TASKS)}."])
+    module, _, name = TASKS[settings.name].partition(":")
+    make = getattr(importlib.import_module(module), name)
+    return make(settings, max_new_tokens=max_new_tokens, score_limit_s=score_limit_s)
+
+
+def check_ids_unique(prompts: Iterable[Prompt]) -> None:
+    """Raises ValueError if two prompts share an id."""
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise ValueError(f"two prompts have the id {prompt.id!r}; ids must be unique within a task.")
+        seen.add(prompt.id)
+
+
+def fingerprint(prompts: Iterable[Prompt]) -> str:
+    """A digest of ids and token ids in order; a resumed run must find the one it was saved with."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(f"{prompt.id}\x00{prompt.tokens}\x01".encode())
+    return digest.hexdigest()[:16]
+
+
+def check_gold(task: Task, prompts: Sequence[Prompt], complete: Callable[[str], Completion]) -> None:
+    """Feeds each prompt's gold answer to the scorer and demands full marks.
+
+    Raises:
+        SettingsError: naming the prompts whose gold answer does not score 1 (the first five).
+    """
+    wrong: list[str] = []
+    for prompt in prompts:
+        gold = task.gold(prompt)
+        if gold is None:
+            continue
+        outcome = outcomes(task, prompt, [complete(gold)])[0]
+        if not (isinstance(outcome, Score) and outcome.reward == 1.0):
+            got = outcome.reward if isinstance(outcome, Score) else outcome.reason
+            wrong.append(f"prompt {prompt.id!r}: its gold answer {gold!r} scores {got}, not 1.")
+    if wrong:
+        more = [f"... and {len(wrong) - 5} more."] if len(wrong) > 5 else []
+        raise SettingsError(wrong[:5] + more)

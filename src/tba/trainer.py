@@ -1,0 +1,220 @@
+"""Batch to loss to one optimizer step."""
+
+# Shape legend: N trajectories of a micro-batch, T positions.
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tba import metrics as m
+from tba.batch import Batch, MicroBatch
+from tba.objectives import OBJECTIVES, Objective
+from tba.policy import Policy, copy_out, named_tensors
+from tba.settings import Settings
+from tba.weights import Weights
+
+FLAT_TOLERANCE = 1e-6
+"""Rewards of a group that differ by no more than this are equal, in reward units."""
+
+
+class TrainingFailedError(RuntimeError):
+    """Training cannot go on; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedules:
+    """Learning rate and beta as functions of the step, counted from 1."""
+
+    steps: int
+    learning_rate: float
+    schedule: str
+    warmup_steps: int
+    beta: float
+    beta_final: float | None
+    beta_steps: int
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, then constant, or down to zero one step after the last."""
+        if step <= self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        done = min(1.0, (step - 1 - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        if self.schedule == "linear":
+            return self.learning_rate * (1 - done)
+        if self.schedule == "cosine":
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate
+
+    def beta_at(self, step: int) -> float:
+        """Linear from `beta` at step 1 to `beta_final` at step `beta_steps` + 1, then constant."""
+        if self.beta_final is None:
+            return self.beta
+        done = 1.0 if self.beta_steps == 0 else min(1.0, (step - 1) / self.beta_steps)
+        return self.beta + (self.beta_final - self.beta) * done
+
+
+class Trainer:
+    """Owns the policy's master weights and the optimizer."""
+
+    def __init__(self, policy: Policy, settings: Settings) -> None:
+        """Trains `policy` in place, with the settings' objective, optimizer and schedules."""
+        trainer, objective = settings.trainer, settings.objective
+        self.policy = policy
+        self.version = 0
+        """Optimizer steps that the weights have had."""
+        self.steps = 0
+        """Steps tried; those skipped for a non-finite loss or gradient included."""
+        self._objective = functools.partial(OBJECTIVES[objective.name], scale=objective.scale)
+        self._schedules = Schedules(
+            steps=trainer.steps, learning_rate=trainer.learning_rate, schedule=trainer.schedule,
+            warmup_steps=trainer.warmup_steps, beta=objective.beta, beta_final=objective.beta_final,
+            beta_steps=objective.beta_steps,
+        )
+        self._clip_norm = trainer.clip_norm
+        self._max_bad_steps = trainer.max_bad_steps
+        self._bad_in_a_row = 0
+        self._parameters = {n: p for n, p in named_tensors(policy.model).items() if p.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(), lr=trainer.learning_rate, betas=trainer.adam_betas,
+            weight_decay=trainer.weight_decay, fused=True,
+        )
+
+    def step(self, batch: Batch) -> dict[str, Any]:
+        """One optimizer step on `batch`; returns its metrics.
+
+        The gradient is that of the mean over the batch's groups, whatever the micro-batches. A step whose
+        loss or gradient is not finite leaves the weights alone and is counted.
+
+        Raises:
+            TrainingFailedError: `max_bad_steps` steps in a row were not finite.
+        """
+        started = time.perf_counter()
+        step = self.steps + 1
+        beta, rate = self._schedules.beta_at(step), self._schedules.learning_rate_at(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        parts = [self._accumulate(micro, batch.num_groups, beta) for micro in batch.micro_batches]
+        loss = sum(part["loss"] for part in parts)
+        limit = math.inf if self._clip_norm is None else self._clip_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), limit))
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        self.steps = step
+        if is_finite:
+            self._optimizer.step()
+            self.version += 1
+            self._bad_in_a_row = 0
+        else:
+            self._count_bad_step(loss, norm)
+        return {
+            m.STEP: step, m.VERSION: self.version, m.LOSS: loss, m.GRAD_NORM: norm, m.LEARNING_RATE: rate,
+            m.BETA: beta, m.SKIPPED: self.steps - self.version, **_consumed(batch, parts, self.version - is_finite),
+            m.STEP_SECONDS: time.perf_counter() - started,
+        }
+
+    def _accumulate(self, micro: MicroBatch, num_groups: int, beta: float) -> dict[str, Any]:
+        """Adds the micro-batch's share of the batch gradient; returns its share of loss and metrics."""
+        share = micro.num_groups / max(1, num_groups)
+        if len(micro.rows) == 1:
+            logp_NT = self.policy.token_logps(micro.rows[0])
+            logp_N = logp_NT.sum(-1)
+            found = self._evaluate(micro, logp_N, beta)
+            if micro.num_groups:
+                (found.loss * share).backward()
+        else:
+            with torch.no_grad():
+                logp_N = torch.cat([self.policy.token_logps(rows).sum(-1) for rows in micro.rows])
+            logp_N.requires_grad_(True)
+            found = self._evaluate(micro, logp_N, beta)
+            if micro.num_groups:
+                (slope_N,) = torch.autograd.grad(found.loss * share, logp_N)
+                pieces = slope_N.split([len(rows.input_NT) for rows in micro.rows])
+                for rows, slope in zip(micro.rows, pieces, strict=True):
+                    (self.policy.token_logps(rows).sum(-1) * slope).sum().backward()
+        logp_N = logp_N.detach().cpu()
+        return {
+            "loss": float(found.loss.detach()) * share, "micro": micro, "logp_N": logp_N,
+            "residual_N": found.residual.cpu(), "log_z_N": found.log_z.cpu(),
+        }
+
+    def _evaluate(self, micro: MicroBatch, logp_N: Tensor, beta: float) -> Objective:
+        place = logp_N.device
+        return self._objective(
+            logp_N, micro.ref_logp_N.to(place), micro.reward_N.to(place), micro.group_N.to(place), beta=beta
+        )
+
+    def _count_bad_step(self, loss: float, norm: float) -> None:
+        self._bad_in_a_row += 1
+        if self._bad_in_a_row >= self._max_bad_steps:
+            raise TrainingFailedError(
+                f"loss {loss} and gradient norm {norm} were not finite in {self._bad_in_a_row} steps in a row up to "
+                f"step {self.steps}; lower trainer.learning_rate, or look at the rewards (trainer.max_bad_steps = "
+                f"{self._max_bad_steps})."
+            )
+
+    def publish(self, round_: int) -> Weights:
+        """A copy of the weights as they are now."""
+        return Weights.of(copy_out(self.policy.model), version=self.version, round_=round_)
+
+    # ---- saving ----
+
+    def save(self, path: Path) -> None:
+        """Writes weights, optimizer moments and counters into the folder `path`."""
+        found = {f"weights.{name}": tensor.detach() for name, tensor in named_tensors(self.policy.model).items()}
+        for name, parameter in self._parameters.items():
+            for kind, value in self._optimizer.state.get(parameter, {}).items():
+                found[f"optimizer.{kind}.{name}"] = value
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, path / "trainer.safetensors")
+        counters = {"version": self.version, "steps": self.steps, "bad_in_a_row": self._bad_in_a_row}
+        (path / "trainer.json").write_text(json.dumps(counters), "utf-8")
+
+    @torch.no_grad()
+    def load(self, path: Path) -> None:
+        """Continues from what `save` wrote into `path`."""
+        tensors = load_file(path / "trainer.safetensors")
+        for name, tensor in named_tensors(self.policy.model).items():
+            tensor.copy_(tensors[f"weights.{name}"])
+        for name, parameter in self._parameters.items():
+            keys = {kind: f"optimizer.{kind}.{name}" for kind in ("step", "exp_avg", "exp_avg_sq")}
+            if keys["step"] in tensors:
+                self._optimizer.state[parameter] = {kind: tensors[key] for kind, key in keys.items()}
+        counters = json.loads((path / "trainer.json").read_text("utf-8"))
+        self.version, self.steps = counters["version"], counters["steps"]
+        self._bad_in_a_row = counters["bad_in_a_row"]
+
+
+def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[str, Any]:
+    """Metrics of the trajectories that a step consumed, under the policy before it; `version` is that policy's."""
+    logp_N = torch.cat([part["logp_N"] for part in parts])
+    micro = [part["micro"] for part in parts]
+    length_N = torch.cat([x.length_N for x in micro])
+    age_N = torch.cat([x.age_N for x in micro])
+    fresh_N = age_N == 0
+    gap_N = (logp_N - torch.cat([x.searcher_logp_N for x in micro])).abs() / length_N
+    rewards = [[t.reward for t in draw.trajectories] for draw in batch.draws]
+    ages = Counter(age_N.tolist())
+    return {
+        m.RESIDUAL_MSE: float(torch.cat([part["residual_N"] for part in parts]).square().mean()),
+        m.LOG_Z: float(torch.cat([part["log_z_N"] for part in parts]).mean()),
+        m.REWARD: m.mean(r for group in rewards for r in group),
+        m.KL: float((logp_N - torch.cat([x.ref_logp_N for x in micro])).mean()),
+        m.ENTROPY: float(-logp_N.sum() / length_N.sum()),
+        m.LENGTH: float(length_N.float().mean()),
+        m.TRAIN_TOKENS: batch.num_tokens,
+        m.FLAT_GROUPS: sum(max(group) - min(group) <= FLAT_TOLERANCE for group in rewards),
+        m.LOGP_GAP: float(gap_N[fresh_N].max()) if bool(fresh_N.any()) else None,
+        m.AGE_MEAN: float(age_N.float().mean()), m.AGE_MAX: max(ages),
+        m.AGE_HISTOGRAM: {str(age): ages[age] for age in sorted(ages)},
+        m.USES_MEAN: m.mean(float(u) for draw in batch.draws for u in draw.uses),
+        m.DRAWN_BY: dict(Counter(draw.sampler for draw in batch.draws)),
+    }
