@@ -35,12 +35,14 @@ clean:
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The pins need Python 3.11. torch goes first, so that no open range pulls another build of it.
-RECENT = import pip, sys; raise SystemExit(sys.version_info < (3, 11))
+RECENT = import sys, venv, ensurepip; raise SystemExit(sys.version_info < (3, 11))
+WORKS = import pip, sys; raise SystemExit(sys.version_info < (3, 11))
 $(BASE): pyproject.toml constraints.txt
-	@$(PY) -c '$(RECENT)' 2>/dev/null || { \
+	@$(PY) -c '$(WORKS)' 2>/dev/null || { \
 	  $(PYTHON) -c '$(RECENT)' 2>/dev/null || { \
-	    echo "$(PYTHON) is missing, has no pip, or is older than Python 3.11 ($$($(PYTHON) --version 2>&1));" \
-	         "name a newer one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
+	    echo "$(PYTHON) is missing, lacks venv, or is older than Python 3.11 ($$($(PYTHON) --version 2>&1));" \
+	         "install one (on Debian python3-venv too) or name it: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
+	    exit 1; }; \
 	  rm -rf "$(VENV)" && $(PYTHON) -m venv "$(VENV)"; }
 	@echo "Setting up $(VENV): a few minutes the first time" >&2
 	@$(PIP) torch

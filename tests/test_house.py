@@ -53,9 +53,9 @@ FOREIGN = {
     "engines": "reward loss buffer trainer",
     "searcher": f"torch loss grad gradient optimizer {TASK_WORDS}",
     "buffer": f"torch loss grad gradient optimizer engine {TASK_WORDS}",
-    "batch": f"optimizer engine searcher buffer settings {TASK_WORDS}",
+    "batch": f"optimizer engine settings {TASK_WORDS}",
     "objectives": f"cuda device settings config logger item self buffer engine searcher {TASK_WORDS}",
-    "trainer": f"searcher engine lease {TASK_WORDS}",
+    "trainer": f"engine lease {TASK_WORDS}",
     "weights": f"reward loss buffer {TASK_WORDS}",
     "loop": TASK_WORDS,
     "cluster": TASK_WORDS,
@@ -65,7 +65,7 @@ FOREIGN = {
 """Words that a room's code may not use; docstrings, comments and texts may."""
 
 OWNERS = {
-    "transformers": ("policy*", "sft*", "engines/transformers.py", "trainer_api*"),
+    "transformers": ("policy*", "table_model*", "sft*", "engines/transformers.py", "trainer_api*"),
     "peft": ("policy*",),
     "vllm": ("engines/vllm.py",),
     "ray": ("cluster*",),
@@ -81,7 +81,10 @@ OWNERS = {
 }
 """Heavy or wide imports and the rooms that own them, lazy imports included."""
 
-MUTABLE_DATACLASSES: dict[str, str] = {}
+MUTABLE_DATACLASSES = {
+    "buffer.py:Entry": "storage inside the buffer, which counts its uses; draws hand out the trajectory",
+    "searcher.py:SearchTimes": "a stopwatch",
+}
 """`file:Class` -> why it may change after it is made."""
 
 BROAD_HANDLERS = {
@@ -91,7 +94,9 @@ BROAD_HANDLERS = {
 }
 """Files that may catch everything, how often each, and why."""
 
-MACHINE = (r"(?<![\w.])/(?:work|root)/", r"/tmp/[w]\b", r"py[p]i\.org", r"files\.pytho[n]hosted", r"registry\.np[m]js")
+MACHINE = re.compile(
+    r"(?<![\w.])/(?:work|root)/|/tmp/[w]\b|py[p]i\.org|files\.pytho[n]hosted|registry\.np[m]js"
+)
 """Folders of a machine and hosts of registries; the brackets keep these patterns from matching themselves."""
 TEXT_SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".html", ".json", ".css", ".js", ".j2", ""}
 
@@ -283,6 +288,9 @@ def every_room_is_on_the_tour_once(house: House) -> Iterator[str]:
 
 def imports_look_back(house: House) -> Iterator[str]:
     order = {room: place for place, room in enumerate(house.tour())}
+    if not order:
+        yield "README.md has no section `## The tour` with a list of rooms"
+        return
     for file in house.files():
         if file.path in ("__init__.py", "__main__.py"):
             continue
@@ -408,7 +416,8 @@ def errors_say_what_to_do(house: House) -> Iterator[str]:
                     yield file.at(node, f"{ast.unparse(node)} has no message")
                 continue
             parts = [n for a in [*node.exc.args, *(k.value for k in node.exc.keywords)] for n in ast.walk(a)]
-            texts = [n.value.strip() for n in parts if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            constants = [n.value for n in parts if isinstance(n, ast.Constant)]
+            texts = [value.strip() for value in constants if isinstance(value, str)]
             shown = 8 * sum(isinstance(n, ast.FormattedValue) for n in parts)
             if not parts or (any(texts) and len("".join(texts)) + shown < MIN_MESSAGE):
                 yield file.at(node, f"terse: {ast.unparse(node)[:70]}")
@@ -427,7 +436,7 @@ def every_todo_names_an_issue(house: House) -> Iterator[str]:
 def no_machine_is_named(house: House) -> Iterator[str]:
     for name, text in house.texts():
         for number, line in enumerate(text.splitlines(), 1):
-            if any(re.search(pattern, line) for pattern in MACHINE):
+            if MACHINE.search(line):
                 yield f"{name}:{number}: {line.strip()[:70]}"
 
 
@@ -611,6 +620,12 @@ def test_every_built_in_recipe_passes_its_check() -> None:
         read_settings(path.stem)
 
 
+def test_every_exemption_is_needed() -> None:
+    files = House(ROOT, names_of_the_package).files()
+    found = {f"{file.path}:{node.name}" for file in files for node in classes(file)}
+    assert set(MUTABLE_DATACLASSES) <= found
+
+
 def test_every_dependency_is_pinned_and_its_range_stays_open() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.M))
@@ -631,8 +646,8 @@ TINY = {
     "src/tba/records.py": '"""What travels between rooms."""\nfrom dataclasses import dataclass\n\n'
                           '@dataclass(frozen=True)\nclass Prompt:\n    """A row."""\n',
     "src/tba/rewards/__init__.py": '"""Scores of completions."""\n',
-    "src/tba/rewards/answers.py": '"""Equivalence of answers."""\nfrom tba.records import Prompt\nSCORES = {}\n',
-    "src/tba/buffer.py": '"""Keeps what searchers found."""\nimport pyarrow\nfrom tba.rewards.answers import SCORES\n',
+    "src/tba/rewards/answers.py": '"""Equal or not."""\nfrom tba.records import Prompt\nSCORES = {}\n',
+    "src/tba/buffer.py": '"""What was found."""\nimport pyarrow\nfrom tba.rewards.answers import SCORES\n',
     "src/tba/recipes/tiny.yaml": "# Shows much. Hardware: any. Minutes: 2. Expected: 0.7.\n"
                                  "# Command: tba train tiny\nseed: 3\n",
 }  # fmt: skip
@@ -664,7 +679,7 @@ SEEDS = [
     ("nothing_happens_on_import", "src/tba/buffer.py", "SCORES['a'] = 0.3\n"),
     ("nothing_happens_on_import", "src/tba/buffer.py", "def f():\n    global SCORES\n"),
     ("nothing_is_swallowed", "src/tba/buffer.py", "def f():\n    try: f()\n    except: pass\n"),
-    ("nothing_is_swallowed", "src/tba/buffer.py", "def f():\n    try: f()\n    except (OSError, Exception): f()\n"),
+    ("nothing_is_swallowed", "src/tba/buffer.py", "def f():\n    try: f()\n    except (A, Exception): ...\n"),
     ("nothing_is_swallowed", "src/tba/buffer.py", "def f():\n    with suppress(BaseException): f()\n"),
     ("errors_say_what_to_do", "src/tba/buffer.py", "def f(x):\n    raise ValueError('bad size')\n"),
     ("errors_say_what_to_do", "src/tba/buffer.py", "def f(x):\n    raise KeyError(f'no {x}')\n"),
@@ -687,7 +702,7 @@ SEEDS = [
     ("settings_exist", "src/tba/recipes/tiny.yaml", "# buffer.size=3\n", ),
     ("metrics_exist", "docs/a.md", "`buffer/sizes`\n"),
     ("metrics_exist", "docs/a.md", "`pass@one`\n"),
-    ("recipes_have_headers", "src/tba/recipes/b.yaml", "# Shows, command, hardware, minutes.\nseed: 1 # expected\n"),
+    ("recipes_have_headers", "src/tba/recipes/b.yaml", "# Shows, command, hardware, minutes.\nseed: 1\n"),
 ]  # fmt: skip
 
 

@@ -69,11 +69,12 @@ class Batch:
         return sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in self.draws for t in d.trajectories)
 
 
-def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
+def collate(draws: Sequence[Draw], *, version: int, max_tokens: int) -> Batch:
     """Draws as one batch; each draw is a group of its own, also when two are of one prompt.
 
     Groups are dealt to micro-batches whole, longest first, so that no micro-batch exceeds `max_tokens`
-    padded tokens; a group that does so alone is cut into pieces that the trainer joins again.
+    padded tokens; a group that does so alone is cut into pieces that the trainer joins again. Ages are
+    measured against `version`, that of the trainer which consumes the batch.
     """
     if not draws:
         raise ValueError("a batch of 0 groups has no gradient; draw at least 1 group.")
@@ -85,7 +86,7 @@ def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
             plan[-1].append(number)
         else:
             plan.append([number])
-    micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], max_tokens) for numbers in plan)
+    micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], version, max_tokens) for numbers in plan)
     return Batch(micro_batches=micro, num_groups=sum(m.num_groups for m in micro), draws=tuple(draws))
 
 
@@ -97,7 +98,7 @@ def _padded(draws: Sequence[Draw]) -> int:
     return max(map(_longest, draws)) * sum(len(d.trajectories) for d in draws)
 
 
-def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> MicroBatch:
+def _micro_batch(numbered: Sequence[tuple[int, Draw]], version: int, max_tokens: int) -> MicroBatch:
     flat = [(number, draw, k) for number, draw in numbered for k in range(len(draw.trajectories))]
     pairs = [(draw.prompt.tokens, draw.trajectories[k].completion.tokens) for _, draw, k in flat]
     longest = max(len(p) + len(c) for p, c in pairs)
@@ -109,7 +110,7 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
         reward_N=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
         ref_logp_N=torch.tensor([t.ref_logp for t in trajectories], dtype=torch.float32),
         searcher_logp_N=torch.tensor([t.completion.logp for t in trajectories], dtype=torch.float32),
-        age_N=torch.tensor([draw.ages[k] for _, draw, k in flat]),
+        age_N=torch.tensor([version - t.completion.version for t in trajectories]),
         length_N=torch.tensor([len(t.completion.tokens) for t in trajectories]),
         num_groups=sum(len(draw.trajectories) >= 2 for _, draw in numbered),
     )

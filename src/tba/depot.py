@@ -104,12 +104,12 @@ class Depot:
         }
         (path / "depot.json").write_text(json.dumps(state), "utf-8")
 
-    def load(self, path: Path, *, new_attempt: bool) -> None:
-        """Continues from what `save` wrote; a new attempt refuses groups of the earlier one."""
+    def load(self, path: Path) -> None:
+        """Continues from what `save` wrote, one attempt higher: groups of the earlier attempt are refused."""
         self.buffer.load(path)
         state = json.loads((path / "depot.json").read_text("utf-8"))
         self.leases.restore(state["leases"])
-        self.attempt = state["attempt"] + new_attempt
+        self.attempt = state["attempt"] + 1
         self._tokens, self._unscored = state["tokens"], state["unscored"]
         self._fresh_rewards = state["fresh_rewards"]
         self._rng.bit_generator.state = state["rng"]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from tba import metrics as m
+from tba.assembly import Questions, make_searcher
 from tba.batch import collate
 from tba.depot import Depot
+from tba.policy import Policy
 from tba.searcher import Searcher
-from tba.settings import TrainerSettings
+from tba.settings import Settings, TrainerSettings
 from tba.trainer import Trainer
-from tba.weights import WeightStore
+from tba.weights import MemoryStore, Weights, WeightStore
 
 
 def lockstep(
@@ -23,20 +27,111 @@ def lockstep(
     Trainer and depot are whole, and may be saved, whenever a round ends: at every multiple of `sync_every` steps.
     """
     while True:
-        waiting = time.perf_counter()
+        free = time.perf_counter()
         round_ = trainer.steps // settings.sync_every
-        store.publish(trainer.publish(round_))                                    # weights -> searcher
+        store.publish(trainer.publish(round_))                                        # weights -> searcher
         searcher.adopt(store.latest())
         for group in searcher.search(depot.take(round_), run_attempt=depot.attempt):  # prompt -> scored group
             depot.deliver(group)
         for _ in range(settings.sync_every):
-            draws, drawn = depot.draw(trainer.version)                            # buffer -> group
-            collating = time.perf_counter()
-            batch = collate(draws, max_tokens=settings.micro_batch_tokens)        # group -> batch
+            draws, drawn = depot.draw(trainer.version)                                # buffer -> group
+            waited = time.perf_counter()
+            batch = collate(draws, version=trainer.version, max_tokens=settings.micro_batch_tokens)
             collated = time.perf_counter()
-            step = trainer.step(batch)                                            # batch -> loss -> new version
+            step = trainer.step(batch)                                                # loss -> new version
             yield {
-                **step, **drawn, m.ROUND: round_, m.COLLATE_SECONDS: collated - collating,
-                m.WAIT_SECONDS: collating - waiting,
+                **step, **drawn, m.ROUND: round_, m.WAIT_SECONDS: waited - free, m.COLLATE_SECONDS: collated - waited
             }
-            waiting = time.perf_counter()
+            free = time.perf_counter()
+
+
+Ask = Literal["go", "hold", "stop"]
+"""Whether the next round may start; `hold`: once everything before it has been consumed."""
+
+
+class Journey(Protocol):
+    """A run under way, in one process or in many."""
+
+    def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
+        """Makes the parts that this process holds; others may be on their way up already."""
+        ...
+
+    def steps(self, ask: Callable[[int], Ask]) -> Iterator[dict[str, Any]]:
+        """Metrics of each step; `ask` is told the steps so far before each round, and ends the journey."""
+        ...
+
+    def weights(self) -> Weights:
+        """The newest weights that may be evaluated."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Writes trainer, buffer and leases into the folder `path`; only between rounds."""
+        ...
+
+    def save_model(self, path: Path) -> None:
+        """Writes the policy as a plain Hugging Face model folder."""
+        ...
+
+    def ledger(self) -> dict[str, Any]:
+        """Where every trajectory, token and prompt went."""
+        ...
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """Seconds that each searcher spent on each part of its work."""
+        ...
+
+    def close(self) -> None:
+        """Ends every process of the run."""
+        ...
+
+
+class Lockstep:
+    """The journey in this process."""
+
+    def __init__(self, resume_from: Path | None) -> None:
+        """`resume_from` is a complete checkpoint folder; None starts afresh."""
+        self._resume_from = resume_from
+
+    def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
+        """See `Journey.start`."""
+        self._settings = settings
+        self._searcher = make_searcher(settings, questions.task, policy, "searcher-0")
+        self._depot = Depot(questions.training, settings, lead=None)
+        self._trainer = Trainer(policy.trainable_copy(), settings)
+        if self._resume_from is not None:
+            self._trainer.load(self._resume_from)
+            self._depot.load(self._resume_from)
+
+    def steps(self, ask: Callable[[int], Ask]) -> Iterator[dict[str, Any]]:
+        """See `lockstep`."""
+        settings = self._settings.trainer
+        if ask(self._trainer.steps) == "stop":
+            return
+        for step in lockstep(self._trainer, self._depot, self._searcher, MemoryStore(), settings):
+            yield step
+            if self._trainer.steps % settings.sync_every == 0 and ask(self._trainer.steps) == "stop":
+                return
+
+    def weights(self) -> Weights:
+        """The trainer's weights as they are now."""
+        return self._trainer.publish(self._trainer.steps // self._settings.trainer.sync_every)
+
+    def save(self, path: Path) -> None:
+        """See `Journey.save`."""
+        self._trainer.save(path)
+        self._depot.save(path)
+
+    def save_model(self, path: Path) -> None:
+        """See `Journey.save_model`."""
+        self._trainer.policy.save(path)
+
+    def ledger(self) -> dict[str, Any]:
+        """See `Journey.ledger`."""
+        return self._depot.ledger()
+
+    def times(self) -> dict[str, dict[str, float]]:
+        """See `Journey.times`."""
+        return {self._searcher.name: dataclasses.asdict(self._searcher.times)}
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,12 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tba.batch import Rows, make_rows
+from tba.catalog import FRESH, MODELS
 from tba.settings import ArchitectureSettings, SettingsError
 
-MODELS = ("arithmetic",)
-"""Models that ship in the package, as folders of `tba/assets`."""
-FRESH = ("new-llama", "new-table")
-"""Models made from scratch, with a tokenizer over the task's characters."""
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 
 
@@ -88,8 +86,11 @@ class Policy:
 
     def frozen_copy(self) -> Policy:
         """A copy of the policy as it is now, for use as reference or by an engine."""
-        model = copy.deepcopy(self.model).requires_grad_(False)
-        return Policy(model=model, tokenizer=self.tokenizer, temperature=self.temperature, autocast=self.autocast)
+        return dataclasses.replace(self, model=copy.deepcopy(self.model).requires_grad_(False))
+
+    def trainable_copy(self) -> Policy:
+        """A copy of the policy as it is now, whose parameters take gradients."""
+        return dataclasses.replace(self, model=copy.deepcopy(self.model).requires_grad_(True))
 
     def save(self, path: Path) -> None:
         """Writes a plain Hugging Face model folder: config, safetensors, tokenizer."""
@@ -165,26 +166,6 @@ def load_policy(
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
     return Policy(model=made.eval(), tokenizer=tokenizer, temperature=temperature, autocast=autocast)
-
-
-def check_model_name(model: str) -> list[str]:
-    """What is wrong with `model` that can be seen without loading it."""
-    if model in MODELS or model in FRESH:
-        return []
-    path = Path(model)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            return [f"model = {model!r} is a folder without config.json; give a Hugging Face model folder."]
-        if not list(path.glob("*.safetensors")):
-            return [f"model = {model!r} holds no .safetensors file; other weight files may run code and are refused."]
-        return []
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists():
-        return [f"model = {model!r} is not a model folder; give a folder, a Hugging Face id or one of "
-                f"{', '.join((*MODELS, *FRESH))}."]
-    if "/" not in model:
-        return [f"model = {model!r} is no built-in model ({', '.join((*MODELS, *FRESH))}), no folder, and no "
-                f"Hugging Face id of the form owner/name."]
-    return []
 
 
 def character_tokenizer(characters: str) -> Any:

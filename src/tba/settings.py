@@ -329,6 +329,10 @@ def _contradictions(s: Settings) -> Iterator[str]:
         yield (f"trainer.groups_per_step x trainer.sync_every / buffer.reuse = {s.groups_per_step} x "
                f"{trainer.sync_every} / {buffer.reuse:g} = {per_round:g} prompts per round; "
                f"choose them so that this is a whole number of at least 1.")
+    if trainer.steps % trainer.sync_every:
+        nearest = max(1, round(trainer.steps / trainer.sync_every)) * trainer.sync_every
+        yield (f"trainer.steps = {trainer.steps} is not a multiple of trainer.sync_every = {trainer.sync_every}; "
+               f"the nearest valid trainer.steps is {nearest}.")
     if search.num_samples < size:
         yield (f"search.num_samples = {search.num_samples} is below trainer.group_size = {size}, so one visit "
                f"fills no group; set search.num_samples={size} or more.")

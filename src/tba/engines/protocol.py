@@ -1,4 +1,4 @@
-"""The Engine protocol, the table of engines, and the draw that all of ours share."""
+"""The Engine protocol, and the draw that all of ours share."""
 
 # Shape legend: N rows, V vocabulary.
 
@@ -13,13 +13,6 @@ import torch
 from torch import Tensor
 
 from tba.records import Completion, Prompt
-
-ENGINES = {
-    "table": "tba.engines.table:TableEngine",
-    "transformers": "tba.engines.transformers:TransformersEngine",
-}
-"""Engines by `engine.name`: each is made from a policy."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:

@@ -1,13 +1,12 @@
-"""The Task protocol, and the table of built-in tasks."""
+"""The Task protocol, and what every task is checked for."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from tba.catalog import TASKS, make
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score, judge_returned
 from tba.settings import SettingsError, TaskSettings
@@ -49,27 +48,13 @@ def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> l
     return judge_returned(returned, len(completions), type(task).__name__)
 
 
-TASKS = {
-    "arithmetic": "tba.tasks.arithmetic:Arithmetic",
-    "custom": "tba.tasks.custom:Custom",
-    "enumerable": "tba.tasks.enumerable:Enumerable",
-}
-"""Built-in tasks by `task.name`: each is made from the `task` settings and `search.*` values."""
-
-
 def make_task(settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> Task:
     """The task that `task.name` names.
 
     Raises:
-        SettingsError: no such task, or its data is wrong (file and line named).
+        SettingsError: its data is wrong (file and line named).
     """
-    if settings.name not in TASKS:
-        close = difflib.get_close_matches(settings.name, TASKS, n=1)
-        hint = f" did you mean {close[0]}?" if close else ""
-        raise SettingsError([f"task.name = {settings.name!r} is no task;{hint} known: {', '.join(TASKS)}."])
-    module, _, name = TASKS[settings.name].partition(":")
-    make = getattr(importlib.import_module(module), name)
-    return make(settings, max_new_tokens=max_new_tokens, score_limit_s=score_limit_s)
+    return make(TASKS[settings.name], settings, max_new_tokens=max_new_tokens, score_limit_s=score_limit_s)
 
 
 def check_ids_unique(prompts: Iterable[Prompt]) -> None:

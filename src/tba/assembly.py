@@ -1,0 +1,102 @@
+"""Makes each part of a run from the settings, the same way in one process and in many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tba.catalog import ENGINES, make
+from tba.engines.protocol import Engine, Sampling
+from tba.evaluate import Evaluator
+from tba.policy import Policy, load_policy
+from tba.records import Completion, Prompt
+from tba.searcher import Searcher
+from tba.settings import Settings, SettingsError
+from tba.tasks.protocol import Task, check_gold, check_ids_unique, make_task
+
+MAX_GOLD_CHECKS = 1000
+"""Prompts whose gold answer is scored before a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """The task with its prompts as token ids."""
+
+    task: Task
+    training: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+
+
+def make_policy(settings: Settings, task: Task) -> Policy:
+    """The start policy, which is also the reference."""
+    return load_policy(
+        settings.model, architecture=settings.architecture, characters=task.characters, seed=settings.seed,
+        temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
+        trust_remote_code=settings.policy.trust_remote_code,
+    )
+
+
+def make_task_of(settings: Settings) -> Task:
+    """The task of `task.name`."""
+    return make_task(
+        settings.task, max_new_tokens=settings.search.max_new_tokens, score_limit_s=settings.search.score_limit_s
+    )
+
+
+def make_questions(settings: Settings, task: Task, policy: Policy) -> Questions:
+    """Training and held-out prompts, checked.
+
+    Raises:
+        SettingsError: an id occurs twice or on both sides, a prompt is too long, or a gold answer is not right.
+    """
+    training, held_out = task.prompts(policy.encode), task.held_out(policy.encode)
+    problems: list[str] = []
+    for prompts in (training, held_out):
+        try:
+            check_ids_unique(prompts)
+        except ValueError as error:
+            problems.append(str(error))
+    limit = settings.task.max_prompt_tokens
+    for prompt in (*training, *held_out):
+        if len(prompt.tokens) > limit:
+            problems.append(
+                f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, more than task.max_prompt_tokens = {limit}; "
+                f"shorten it or raise the limit."
+            )
+    if not training:
+        problems.append("the task has 0 training prompts; it needs at least 1.")
+    if problems:
+        raise SettingsError(problems[:20])
+    check_gold(task, training[:MAX_GOLD_CHECKS], lambda text: as_completion(policy, text))
+    return Questions(task=task, training=training, held_out=held_out)
+
+
+def as_completion(policy: Policy, text: str) -> Completion:
+    """`text` as if the policy had sampled it: ids with the stop token, log-probs zero."""
+    ids = (*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id)
+    return Completion(tokens=ids, text=policy.decode(ids), logps=(0.0,) * len(ids), version=0, finish="stop")
+
+
+def make_engine(settings: Settings, policy: Policy) -> Engine:
+    """The engine of `engine.name`, sampling with `policy`."""
+    return make(ENGINES[settings.engine.name], policy)
+
+
+def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> Searcher:
+    """A searcher with its own copies of policy and reference; `policy` is the start policy."""
+    search = settings.search
+    return Searcher(
+        engine=make_engine(settings, policy.frozen_copy()), reference=policy.frozen_copy(), task=task,
+        sampling=Sampling(max_new_tokens=search.max_new_tokens, temperature=settings.sampling_temperature,
+                          top_p=search.top_p),
+        num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
+    )
+
+
+def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> Evaluator:
+    """An evaluator with its own copies of policy and reference; `policy` is the start policy."""
+    own = policy.frozen_copy()
+    return Evaluator(
+        policy=own, engine=make_engine(settings, own), reference=policy.frozen_copy(), task=questions.task,
+        prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
+    )

@@ -1,0 +1,98 @@
+"""Saves and restores a whole run, atomically: a folder without its COMPLETE mark does not count."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+MARK = "COMPLETE"
+FORMAT = 1
+"""Version of the folder's layout."""
+_STEP = re.compile(r"step_(\d+)")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or is not there; the message says what remains."""
+
+
+def save(run_dir: Path, step: int, write: Callable[[Path], None], facts: Mapping[str, Any], *, keep: int) -> Path:
+    """Writes `checkpoints/step_<step>`: what `write` puts into the folder, `facts` as JSON, then the mark.
+
+    The folder appears under its name only when it is whole. Older complete ones beyond `keep` are removed
+    afterwards.
+
+    Raises:
+        CheckpointError: writing failed (disk full, say); older checkpoints are untouched.
+    """
+    parent = run_dir / "checkpoints"
+    final = parent / f"step_{step}"
+    partial = parent / f"partial_step_{step}"
+    try:
+        parent.mkdir(exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        write(partial)
+        (partial / "run.json").write_text(json.dumps({"format": FORMAT, "step": step, **facts}), "utf-8")
+        for path in partial.iterdir():
+            _to_disk(path)
+        (partial / MARK).write_text("", "utf-8")
+        _to_disk(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+        _to_disk(parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint of step {step} in {parent} was not written ({error}); older checkpoints are intact."
+        ) from error
+    for _, old in complete(run_dir)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def complete(run_dir: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of the complete checkpoints, oldest first."""
+    found = [
+        (int(match[1]), path)
+        for path in (run_dir / "checkpoints").glob("step_*")
+        if (match := _STEP.fullmatch(path.name)) and (path / MARK).is_file()
+    ]
+    return sorted(found)
+
+
+def incomplete(run_dir: Path) -> list[Path]:
+    """Folders in `checkpoints/` that were not finished."""
+    whole = {path for _, path in complete(run_dir)}
+    return sorted(path for path in (run_dir / "checkpoints").glob("*") if path.is_dir() and path not in whole)
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What `save` was given as facts.
+
+    Raises:
+        CheckpointError: the folder is of another format.
+    """
+    facts = json.loads((path / "run.json").read_text("utf-8"))
+    if facts["format"] != FORMAT:
+        raise CheckpointError(f"{path} is of format {facts['format']}; this version reads format {FORMAT}.")
+    return facts
+
+
+def _to_disk(path: Path) -> None:
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,271 @@
+"""The command line: reads the user's words, calls the rooms, prints what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from tba import jobs
+from tba.metrics import finite
+from tba.settings import Settings, SettingsError, built_in_recipes, read_settings
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes."""
+STATUS_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Asynchronous post-training of language models with trajectory balance.",
+)
+
+buffer_app = typer.Typer(no_args_is_help=True, help="Look into a run's buffer.")
+app.add_typer(buffer_app, name="buffer")
+DEBUG = "TBA_DEBUG"
+"""Environment variable that lets tracebacks through."""
+
+Say = Callable[[str, Mapping[str, Any]], None]
+
+
+class Runs(Protocol):
+    """A run that can be executed."""
+
+    def execute(self) -> dict[str, Any]:
+        """Runs to the end; returns the summary."""
+        ...
+
+
+Words = Annotated[list[str] | None, typer.Argument(help="[RECIPE] [key.path=value ...]", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(help="A run directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+RunOption = Annotated[Path | None, typer.Option("--run", help="Run directory; default runs/<recipe>-<time>.")]
+
+
+@app.command()
+def train(words: Words = None, run: RunOption = None, as_json: AsJson = False) -> None:
+    """Train with TBA: the main job. RECIPE is a built-in name or a path, default arithmetic."""
+    started = time.perf_counter()
+    recipe, overrides = split_words(words or [])
+    directory = run or default_run_directory(recipe)
+    settings = checked(recipe, overrides, directory)
+
+    def make(say: Say) -> Runs:
+        from tba.run import Run, RunDirectory
+
+        place = RunDirectory(directory)
+        place.create(settings)
+        return Run(settings, place, say)
+
+    _execute(make, settings.trainer.steps, started, as_json)
+
+
+@app.command()
+def resume(run: RunPath, as_json: AsJson = False) -> None:
+    """Go on from the newest complete checkpoint of a run."""
+    started = time.perf_counter()
+    settings = jobs.settings_of(run)
+
+    def make(say: Say) -> Runs:
+        from tba.run import resumed
+
+        return resumed(run, settings, say)
+
+    _execute(make, settings.trainer.steps, started, as_json)
+
+
+@app.command("eval")
+def evaluate(
+    where: Annotated[str, typer.Argument(metavar="RUN-or-MODEL", help="A run directory, or a model.")],
+    task: Annotated[str | None, typer.Option("--task", help="Recipe whose task to use.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a run's final model, or any model, on held-out prompts."""
+    found = finite(jobs.evaluate(jobs.subject_of(where, task)))
+    _print_table({name: str(value) for name, value in found.items()}, to_stderr=as_json)
+    if as_json:
+        print(json.dumps({"model": where, **found}, allow_nan=False))
+
+
+@app.command()
+def sft(words: Words = None, run: RunOption = None, as_json: AsJson = False) -> None:
+    """Supervised warm start of a recipe's model on its task's demonstrations."""
+    recipe, overrides = split_words(words or [])
+    directory = run or default_run_directory(recipe)
+    settings = checked(recipe, overrides, directory)
+    directory.mkdir(parents=True)
+    found = finite(jobs.warm_start(settings, directory / "final", _to_stderr))
+    _print_table({name: str(value) for name, value in found.items()}, to_stderr=as_json)
+    if as_json:
+        print(json.dumps({"status": "done", "run": str(directory), "final": found}, allow_nan=False))
+
+
+@app.command()
+def check(words: Words = None) -> None:
+    """Refuse what can be refused before a model loads; print the batch and memory arithmetic."""
+    recipe, overrides = split_words(words or [])
+    settings = checked(recipe, overrides)
+    _print_table(jobs.arithmetic_of(settings))
+    print(f"{recipe}: nothing is wrong that can be seen without loading the model.")
+
+
+@app.command()
+def report(run: RunPath) -> None:
+    """Write RUN/report.html."""
+    jobs.settings_of(run)
+    from tba.report import write_report
+
+    print(write_report(run))
+
+
+@app.command("try")
+def try_out(
+    where: Annotated[str, typer.Argument(metavar="RUN-or-MODEL", help="A run directory, or a model.")],
+    prompt: Annotated[str | None, typer.Argument(help="One prompt; without it, lines of standard input.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Recipe whose settings to use.")] = None,
+) -> None:
+    """Talk to the result."""
+    settings = jobs.subject_of(where, task)
+    given = iter([prompt]) if prompt is not None else (line.rstrip("\n") for line in sys.stdin)
+    for text in jobs.talk(settings, (line for line in given if line)):
+        print(visible(text), flush=True)
+
+
+@buffer_app.command("stats")
+def buffer_stats(run: RunPath) -> None:
+    """Numbers of the buffer in a run's newest checkpoint."""
+    buffer = jobs.buffer_of(run)
+    ledger = buffer.ledger()
+    rows = {"trajectories": str(len(buffer)), "prompts": str(buffer.num_prompts)}
+    for unit, account in ledger.items():
+        for name, value in account.items():
+            rows[f"{unit} {name}"] = json.dumps(value)
+    _print_table(rows)
+
+
+@buffer_app.command("show")
+def buffer_show(
+    run: RunPath,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Only this prompt id.")] = None,
+    most: Annotated[int, typer.Option("--most", help="Trajectories shown, newest first.")] = 20,
+) -> None:
+    """Trajectories of the buffer in a run's newest checkpoint, newest first."""
+    held = [(p, e) for p, e in jobs.buffer_of(run).entries() if prompt in (None, p.id)]
+    for owner, entry in held[::-1][:most]:
+        completion = entry.trajectory.completion
+        print(
+            f"{visible(owner.id)}  reward {entry.trajectory.reward:g}  version {completion.version}  "
+            f"used {entry.uses}  {visible(completion.text)}"
+        )
+
+
+@buffer_app.command("export")
+def buffer_export(run: RunPath, file: Annotated[Path, typer.Argument(help="A new .jsonl file.")]) -> None:
+    """Write the buffer of a run's newest checkpoint as JSON lines."""
+    if file.exists() or file.suffix != ".jsonl":
+        raise SettingsError([f"{str(file)!r} must be the name of a new .jsonl file."])
+    with file.open("x", encoding="utf-8") as out:
+        for row in jobs.rows_of(jobs.buffer_of(run)):
+            out.write(json.dumps(finite(row), allow_nan=False) + "\n")
+
+
+@app.command()
+def recipes() -> None:
+    """List the built-in recipes."""
+    _print_table(built_in_recipes())
+
+
+# ---- inside -----------------------------------------------------------------------------------------
+
+
+def split_words(words: list[str]) -> tuple[str, list[str]]:
+    """Recipe and overrides of the words after a command; a first word with `=` is an override."""
+    if words and "=" not in words[0]:
+        return words[0], words[1:]
+    return "arithmetic", words
+
+
+def default_run_directory(recipe: str) -> Path:
+    """`runs/<recipe>-<time>`, a name that is not taken."""
+    stem = f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path
+
+
+def checked(recipe: str, overrides: list[str], directory: Path | None = None) -> Settings:
+    """The settings, with everything refused that can be refused before a model loads.
+
+    Raises:
+        SettingsError: with all that is wrong.
+    """
+    problems: list[str] = []
+    if directory is not None and directory.exists():
+        problems.append(
+            f"run directory {str(directory)!r} exists already; choose another with --run, or go on with: "
+            f"tba resume {directory}"
+        )
+    try:
+        settings = read_settings(recipe, overrides)
+    except SettingsError as error:
+        raise SettingsError([*problems, *error.problems]) from error
+    problems += jobs.name_problems(settings)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def visible(text: str) -> str:
+    """Untrusted text with everything that could steer a terminal shown as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _execute(make: Callable[[Say], Runs], steps: int, started: float, as_json: bool) -> None:
+    from tba.progress import Progress
+
+    with Progress(steps, started) as progress:
+        summary = make(progress.say).execute()
+    progress.show_summary(summary, on_stdout=not as_json)
+    if as_json:
+        print(json.dumps(summary, allow_nan=False))
+    raise typer.Exit(STATUS_CODES[summary["status"]])
+
+
+def _print_table(rows: Mapping[str, str], *, to_stderr: bool = False) -> None:
+    width = max(map(len, rows), default=0)
+    for name, value in rows.items():
+        print(f"{name:{width}}  {value}", file=sys.stderr if to_stderr else sys.stdout)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code. `arguments` default to the process's."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except SettingsError as error:
+        print("\n".join(f"error: {visible(problem)}" for problem in error.problems), file=sys.stderr)
+        return WRONG_INPUT
+    except typer.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):  # the parser's own errors
+            error.show()
+            return WRONG_INPUT
+        if DEBUG in os.environ:
+            raise
+        print(f"error: {type(error).__name__}: {visible(str(error))} (set {DEBUG}=1 for the traceback)", file=sys.stderr)
+        return FAILED
+    return code if isinstance(code, int) else DONE

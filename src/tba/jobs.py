@@ -1,0 +1,200 @@
+"""The jobs besides training: warm start, evaluation, checking, trying out, looking into a buffer."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tba import catalog, checkpoint
+from tba.settings import Settings, SettingsError, check_settings, read_settings
+
+
+def name_problems(settings: Settings) -> list[str]:
+    """Everything wrong with the names in the settings, seen without loading what they name."""
+    problems = [
+        *catalog.model_problems(settings.model),
+        *catalog.name_problems("task.name", settings.task.name, catalog.TASKS),
+        *catalog.name_problems("engine.name", settings.engine.name, catalog.ENGINES),
+        *catalog.name_problems("objective.name", settings.objective.name, catalog.OBJECTIVES),
+    ]
+    if settings.model == "new-table" and settings.engine.name != "table":
+        problems.append(
+            f"model = new-table has no KV cache for engine.name = {settings.engine.name!r}; set engine.name=table."
+        )
+    return problems
+
+
+def settings_of(run: Path) -> Settings:
+    """The settings that a run was started with.
+
+    Raises:
+        SettingsError: `run` is no run directory.
+    """
+    config = run / "config.yaml"
+    if not config.is_file():
+        raise SettingsError([f"{str(run)!r} is no run directory: it has no config.yaml."])
+    return check_settings(yaml.safe_load(config.read_text("utf-8")))
+
+
+def subject_of(where: str, recipe: str | None) -> Settings:
+    """Settings whose model is what `where` names: a run's `final` model, or a model with a recipe's task.
+
+    Raises:
+        SettingsError: `where` is neither a finished run nor a model.
+    """
+    path = Path(where)
+    if (path / "config.yaml").is_file():
+        settings = settings_of(path) if recipe is None else read_settings(recipe)
+        if not (path / "final" / "config.json").is_file():
+            raise SettingsError([f"run {where!r} has no final model yet; finish it with: tba resume {where}"])
+        where = str(path / "final")
+    else:
+        settings = read_settings(recipe or "arithmetic")
+    tree = settings.resolved()
+    tree["model"] = where
+    settings = check_settings(tree)
+    problems = name_problems(settings)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def evaluate(settings: Settings) -> Mapping[str, Any]:
+    """Held-out metrics of the settings' model, measured against itself as reference."""
+    from tba import assembly
+    from tba.policy import copy_out
+
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    questions = assembly.make_questions(settings, task, policy)
+    chosen, objective = settings.evaluation, settings.objective
+    found = assembly.make_evaluator(settings, questions, policy).evaluate(
+        copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples,
+        beta=objective.beta if objective.beta_final is None else objective.beta_final,
+    )
+    return found.metrics
+
+
+def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """Trains the settings' model on its task's demonstrations, and writes it to `folder`; returns its metrics."""
+    from tba import assembly
+    from tba.policy import copy_out
+    from tba.sft import demonstrations_of, sft
+
+    task = assembly.make_task_of(settings)
+    demonstrations_of(task)
+    policy = assembly.make_policy(settings, task).trainable_copy()
+    questions = assembly.make_questions(settings, task, policy)
+    evaluator = assembly.make_evaluator(settings, questions, policy)
+    for step in sft(policy, task, questions.training, settings):
+        if step["step"] % 100 == 0 or step["step"] == settings.sft.steps:
+            say(f"step {step['step']}/{settings.sft.steps}  loss {step['loss']:.4f} nats per token")
+    chosen = settings.evaluation
+    found = evaluator.evaluate(
+        copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples, beta=settings.objective.beta
+    )
+    policy.save(folder)
+    return found.metrics
+
+
+def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
+    """One completion per prompt text, sampled at `policy.temperature`; different each time it is asked."""
+    import secrets
+
+    from tba import assembly
+    from tba.engines.protocol import Sampling
+    from tba.records import Prompt
+
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    engine = assembly.make_engine(settings, policy)
+    sampling = Sampling(max_new_tokens=settings.search.max_new_tokens, temperature=policy.temperature)
+    for text in prompts:
+        prompt = Prompt(id=text, tokens=policy.encode(text), text=text)
+        seed = secrets.randbits(64)
+        yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
+
+
+def arithmetic_of(settings: Settings) -> dict[str, str]:
+    """What the settings amount to: batch, round, ages and memory, each as a line with its unit."""
+    trainer, search = settings.trainer, settings.search
+    batch = settings.groups_per_step * trainer.group_size
+    found = {
+        "batch": f"{settings.groups_per_step} groups x {trainer.group_size} trajectories = {batch} trajectories a step",
+        "round": f"{settings.prompts_per_round} prompts x {search.num_samples} completions for "
+                 f"{trainer.sync_every} steps (reuse {settings.buffer.reuse:g})",
+        "run": f"{trainer.steps} steps, {trainer.steps * batch} trajectories consumed, at least "
+               f"{(settings.initial_prompts + (trainer.steps // trainer.sync_every - 1) * settings.prompts_per_round)} "
+               f"prompts searched",
+        "recent": f"age at most {settings.recent_age} steps",
+    }
+    parameters = parameters_of(settings)
+    if parameters is not None:
+        mib = 4 * parameters / 2**20
+        found["model"] = f"{parameters / 1e6:.2f}M parameters"
+        found["memory"] = (
+            f"trainer {4 * mib:.0f} MiB (weights, gradients, two moments), each searcher {2 * mib:.0f} MiB "
+            f"(weights, reference), activations and libraries besides"
+        )
+    return found
+
+
+def parameters_of(settings: Settings) -> int | None:
+    """Number of parameters, read from the files' headers; None if the model is not on this machine."""
+    shape = settings.architecture
+    if settings.model == "new-llama":
+        return shape.layers * (4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width)
+    if settings.model in catalog.MODELS:
+        folder = Path(str(resources.files("tba").joinpath("assets", settings.model)))
+    else:
+        folder = Path(settings.model)
+    files = sorted(folder.glob("*.safetensors"))
+    return sum(map(_parameters_in, files)) if files else None
+
+
+def _parameters_in(path: Path) -> int:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            count = 1
+            for size in tensor["shape"]:
+                count *= size
+            total += count
+    return total
+
+
+def buffer_of(run: Path) -> Any:
+    """The buffer in a run's newest complete checkpoint.
+
+    Raises:
+        SettingsError: there is no run, or no complete checkpoint in it.
+    """
+    from tba.depot import make_buffer
+
+    settings = settings_of(run)
+    found = checkpoint.complete(run)
+    if not found:
+        raise SettingsError([f"{str(run)!r} holds no complete checkpoint, so no buffer to look into."])
+    return make_buffer(settings).load(found[-1][1])
+
+
+def rows_of(buffer: Any) -> Iterator[dict[str, Any]]:
+    """Every trajectory of a buffer, oldest first, as plain data."""
+    for prompt, entry in buffer.entries():
+        trajectory, completion = entry.trajectory, entry.trajectory.completion
+        yield {
+            "prompt_id": prompt.id, "prompt": prompt.text, "completion": completion.text,
+            "tokens": list(completion.tokens), "reward": trajectory.reward,
+            "reward_parts": dict(trajectory.reward_parts), "logp": completion.logp,
+            "ref_logp": trajectory.ref_logp, "version": completion.version, "finish": completion.finish,
+            "uses": entry.uses,
+        }

@@ -1,0 +1,296 @@
+"""One run from settings to summary: makes the parts, consumes the journey's steps, evaluates, saves, stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tba import assembly, checkpoint
+from tba import metrics as m
+from tba.evaluate import Evaluation
+from tba.loop import Ask, Journey, Lockstep
+from tba.policy import copy_out
+from tba.report import write_report
+from tba.settings import Settings, SettingsError
+from tba.tasks.protocol import fingerprint
+from tba.weights import Tensors
+
+EVALUATION_LIMIT_S = 600.0
+"""Seconds that an evaluation beside training may still take when training is over."""
+
+Say = Callable[[str, Mapping[str, Any]], None]
+"""Told of ("step" | "evaluation" | "note", record) as they come."""
+
+
+class RunDirectory:
+    """The files of a run."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` exists, or is made by `create`."""
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.completions = path / "completions.jsonl"
+
+    def create(self, settings: Settings) -> None:
+        """Makes the folder and writes `config.yaml`.
+
+        Raises:
+            SettingsError: something is already there, or the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise SettingsError([f"run directory {str(self.path)!r} cannot be made: {error}."]) from error
+        self._replace("config.yaml", yaml.safe_dump(settings.resolved(), sort_keys=False, allow_unicode=True))
+
+    def append(self, file: Path, lines: list[str]) -> None:
+        """Adds whole lines to one of the two logs."""
+        with file.open("a", encoding="utf-8") as out:
+            out.write("".join(line + "\n" for line in lines))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each log, to cut it back to on resume."""
+        return {f.name: f.stat().st_size if f.exists() else 0 for f in (self.metrics, self.completions)}
+
+    def cut(self, sizes: Mapping[str, int]) -> None:
+        """Removes what was logged after a checkpoint: the resumed run logs it again."""
+        for name, size in sizes.items():
+            if (self.path / name).exists():
+                os.truncate(self.path / name, size)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replaces a JSON file, whole or not at all."""
+        self._replace(name, json.dumps(m.finite(value), indent=1, allow_nan=False))
+
+    def _replace(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        partial.write_text(text, "utf-8")
+        os.replace(partial, self.path / name)
+
+
+class Run:
+    """Everything between a checked settings tree and a finished run directory."""
+
+    def __init__(
+        self, settings: Settings, directory: RunDirectory, say: Say, *, resume_from: Path | None = None
+    ) -> None:
+        """`resume_from` is a complete checkpoint folder of this run; None starts afresh.
+
+        Raises:
+            SettingsError: the prompts are wrong, or not those that the checkpoint was saved with.
+        """
+        self._settings, self._directory, self._say = settings, directory, say
+        self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "data": ""}
+        if resume_from is not None:
+            self._facts |= checkpoint.facts_of(resume_from)
+            directory.cut(self._facts["logs"])
+        self._journey: Journey = make_journey(settings, resume_from, say)
+        try:
+            self._prepare()
+        except BaseException:
+            self._journey.close()
+            raise
+        self._beside = ThreadPoolExecutor(1, "evaluation") if settings.mode == "async" else None
+        self._pending: Future[Evaluation] | None = None
+        self._wants_stop = threading.Event()
+        self._step: int = self._facts["step"]
+        self._started = time.perf_counter()
+        self._waits = {"wait_s": 0.0, "step_s": 0.0}
+
+    def _prepare(self) -> None:
+        settings = self._settings
+        task = assembly.make_task_of(settings)
+        self._start_policy = assembly.make_policy(settings, task)
+        questions = assembly.make_questions(settings, task, self._start_policy)
+        found = fingerprint(questions.training)
+        if self._facts["data"] not in ("", found):
+            raise SettingsError([
+                f"the training prompts (fingerprint {found}) are not those that the checkpoint was saved with "
+                f"({self._facts['data']}); restore the data, or start a new run."
+            ])
+        self._facts["data"] = found
+        self._evaluator = assembly.make_evaluator(settings, questions, self._start_policy)
+        self._journey.start(settings, questions, self._start_policy)
+
+    def execute(self) -> dict[str, Any]:
+        """Runs to the last step, the time limit, or the first interrupt; returns the summary.
+
+        Whatever ends the run otherwise is raised again, with `summary.json` written and all processes gone.
+        """
+        final: Mapping[str, Any] = {}
+        self._say("ready", {})
+        try:
+            with self._interrupts():
+                if not self._facts["start"]:
+                    start = self._evaluate(copy_out(self._start_policy.model), 0)
+                    self._record_evaluation(start)
+                    self._facts["start"] = dict(start.metrics)
+                self._started = time.perf_counter()
+                status = self._train()
+                self._facts["wall_s"] = self._wall()
+                self._save(self._facts["wall_s"])
+                if status == "done":
+                    newest = self._journey.weights()
+                    evaluation = self._evaluate(newest.tensors, newest.version)
+                    self._record_evaluation(evaluation)
+                    final = evaluation.metrics
+            self._journey.save_model(self._directory.path / "final")
+            return self._finish(status, "", final)
+        except BaseException as error:
+            self._finish("failed", f"{type(error).__name__}: {error}", final)
+            raise
+        finally:
+            self._journey.close()
+
+    # ---- training ----
+
+    def _train(self) -> str:
+        settings = self._settings
+        for record in self._journey.steps(self._ask):
+            self._step = record[m.STEP]
+            self._waits["wait_s"] += record[m.WAIT_SECONDS]
+            self._waits["step_s"] += record[m.STEP_SECONDS]
+            line = {**record, m.WALL: self._wall()}
+            self._directory.append(self._directory.metrics, [m.to_json(line)])
+            self._say("step", line)
+            self._collect_evaluation(wait=False)
+            if settings.evaluation.every and self._step % settings.evaluation.every == 0:
+                self._evaluate_beside()
+            if self._is_due(self._step):
+                self._save(self._wall())
+        self._collect_evaluation(wait=True)
+        return "interrupted" if self._wants_stop.is_set() else "done"
+
+    def _ask(self, step: int) -> Ask:
+        """Whether the round after `step` steps may start."""
+        settings = self._settings
+        minutes = settings.trainer.max_minutes
+        if self._wants_stop.is_set() or step >= settings.trainer.steps:
+            return "stop"
+        if minutes is not None and self._wall() >= 60 * minutes:
+            return "stop"
+        return "hold" if self._is_due(step) and step > self._step else "go"
+
+    def _is_due(self, step: int) -> bool:
+        """Whether a checkpoint is written after `step` steps: at the first end of a round after each multiple."""
+        every, sync = self._settings.checkpoint.every, self._settings.trainer.sync_every
+        return every > 0 and step % sync == 0 and step // every > (step - sync) // every
+
+    def _wall(self) -> float:
+        """Seconds of training, earlier attempts included."""
+        return self._facts["wall_s"] + time.perf_counter() - self._started
+
+    def _save(self, wall_s: float) -> None:
+        facts = {**self._facts, "wall_s": wall_s, "logs": self._directory.sizes()}
+        facts.pop("step"), facts.pop("format", None)
+        checkpoint.save(
+            self._directory.path, self._step, self._journey.save, facts, keep=self._settings.checkpoint.keep
+        )
+        self._directory.write_json("ledger.json", self._journey.ledger())
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM ends the run after the round, with a checkpoint; the second at once."""
+        def on_signal(number: int, frame: object) -> None:
+            if self._wants_stop.is_set():
+                raise KeyboardInterrupt
+            self._wants_stop.set()
+            self._say("note", {"text": "stopping after this round, with a checkpoint; interrupt again to stop at once"})
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # ---- evaluating ----
+
+    def _evaluate(self, tensors: Tensors, version: int, *, during: bool = False) -> Evaluation:
+        chosen, objective = self._settings.evaluation, self._settings.objective
+        return self._evaluator.evaluate(
+            tensors, version, prompts=chosen.during_prompts if during else chosen.prompts,
+            samples=1 if during else chosen.samples, greedy=not during,
+            beta=objective.beta if objective.beta_final is None else objective.beta_final,
+        )
+
+    def _evaluate_beside(self) -> None:
+        """Evaluates the newest weights: in lockstep now, in async beside training, one at a time."""
+        newest = self._journey.weights()
+        if self._beside is None:
+            self._record_evaluation(self._evaluate(newest.tensors, newest.version, during=True))
+        elif self._pending is None:
+            self._pending = self._beside.submit(self._evaluate, newest.tensors, newest.version, during=True)
+
+    def _collect_evaluation(self, *, wait: bool) -> None:
+        if self._pending is not None and (wait or self._pending.done()):
+            self._record_evaluation(self._pending.result(timeout=EVALUATION_LIMIT_S))
+            self._pending = None
+
+    def _record_evaluation(self, evaluation: Evaluation) -> None:
+        line = {**evaluation.metrics, m.WALL: self._wall() if self._step else 0.0}
+        self._directory.append(self._directory.metrics, [m.to_json(line)])
+        self._directory.append(
+            self._directory.completions, [json.dumps(m.finite(shown), ensure_ascii=True) for shown in evaluation.shown]
+        )
+        self._say("evaluation", line)
+
+    # ---- the end ----
+
+    def _finish(self, status: str, message: str, final: Mapping[str, Any]) -> dict[str, Any]:
+        wall = self._facts["wall_s"] if status != "failed" else self._wall()
+        ledger = self._journey.ledger() if status != "failed" else {}
+        own = self._wall()
+        summary = {
+            "status": status, "run": str(self._directory.path), "steps": self._step,
+            "version": final.get(m.EVAL_STEP, self._step), "wall_s": wall, "seed": self._settings.seed,
+            "start": self._facts["start"], "final": final, "ledger": ledger, "message": message,
+            "trainer": {**self._waits, "wait_share": self._waits["wait_s"] / own if own > 0 else None},
+            "searchers": self._journey.times() if status != "failed" else {},
+        }
+        if ledger:
+            self._directory.write_json("ledger.json", ledger)
+        self._directory.write_json("summary.json", summary)
+        write_report(self._directory.path)
+        return m.finite(summary)
+
+
+def make_journey(settings: Settings, resume_from: Path | None, say: Say) -> Journey:
+    """The journey of the settings' mode, its processes on their way up."""
+    if settings.mode == "async":
+        from tba.cluster import Cluster
+
+        return Cluster(settings, resume_from, say)
+    return Lockstep(resume_from)
+
+
+def resumed(path: Path, settings: Settings, say: Say) -> Run:
+    """The run in the folder `path`, at its newest complete checkpoint.
+
+    Raises:
+        SettingsError: there is no complete checkpoint in it.
+    """
+    found = checkpoint.complete(path)
+    for left in checkpoint.incomplete(path):
+        say("note", {"text": f"{left} was not finished and is not used"})
+    if not found:
+        raise SettingsError([
+            f"{str(path)!r} holds no complete checkpoint to resume from; start again with: "
+            f"tba train {path / 'config.yaml'}"
+        ])
+    step, newest = found[-1]
+    say("note", {"text": f"resuming from step {step}"})
+    return Run(settings, RunDirectory(path), say, resume_from=newest)
