@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -566,6 +566,7 @@ def metric_names() -> list[str]:
 def registered_commands() -> list[str]:
     """Every command of the typer app; those of a group with its name before them."""
     import typer
+
     from tba.cli import app
 
     def walk(command: object, above: str) -> Iterator[str]:
@@ -612,7 +613,7 @@ def test_the_page_of_metrics_is_generated() -> None:
 
 
 def test_every_built_in_recipe_passes_its_check() -> None:
-    from tba.settings import read_settings
+    from tba.reading import read_settings
 
     recipes = House(ROOT, names_of_the_package).recipes()
     assert recipes

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tba.buffer import Draw
+from tba.buffer.entries import Draw
 
 PAD = 0
 """Fills places beyond a row's length. Any id would do: every mask comes from lengths."""

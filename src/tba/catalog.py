@@ -59,7 +59,7 @@ def model_problems(model: str) -> list[str]:
             return [f"model = {model!r} holds no .safetensors file; other weight files may run code and are refused."]
         return []
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists():
-        return [f"model = {model!r} is no model folder; give a folder, a Hugging Face id or one of {', '.join(built_in)}."]
+        return [f"model = {model!r} is no folder; give one, a Hugging Face id, or one of {', '.join(built_in)}."]
     if "/" not in model:
         close = difflib.get_close_matches(model, built_in, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

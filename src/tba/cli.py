@@ -14,7 +14,8 @@ import typer
 
 from tba import jobs
 from tba.metrics import finite
-from tba.settings import Settings, SettingsError, built_in_recipes, read_settings
+from tba.reading import built_in_recipes, read_settings
+from tba.settings import Settings, SettingsError
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -261,11 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "show"):  # the parser's own errors
-            error.show()
+        show = getattr(error, "show", None)
+        if show is not None and hasattr(error, "exit_code"):  # the parser's own errors
+            show()
             return WRONG_INPUT
         if DEBUG in os.environ:
             raise
-        print(f"error: {type(error).__name__}: {visible(str(error))} (set {DEBUG}=1 for the traceback)", file=sys.stderr)
+        _to_stderr(f"error: {type(error).__name__}: {visible(str(error))} (set {DEBUG}=1 for the traceback)")
         return FAILED
     return code if isinstance(code, int) else DONE

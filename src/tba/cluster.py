@@ -34,6 +34,9 @@ GOODBYE_LIMIT_S = 20.0
 """Seconds that searchers may take to finish their batch when the run is over."""
 
 
+Say = Callable[[str, dict[str, Any]], None]
+
+
 class RunFailedError(RuntimeError):
     """A part of the run failed for good; the message names it."""
 
@@ -55,7 +58,7 @@ class SearcherState:
 class Cluster:
     """The driver's side: hands steps to the trainer, owns the published weights, looks after searchers."""
 
-    def __init__(self, settings: Settings, resume_from: Path | None, say: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(self, settings: Settings, resume_from: Path | None, say: Say) -> None:
         """Starts Ray, and the trainer's and the searchers' processes; `start` adds the depot."""
         self._settings, self._say = settings, say
         self._resume_from = None if resume_from is None else str(resume_from.resolve())

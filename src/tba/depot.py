@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tba import metrics as m
-from tba.buffer import Draw, ReplayBuffer
+from tba.buffer.entries import Draw
+from tba.buffer.memory import ReplayBuffer
 from tba.leases import Leases, Pace
 from tba.records import Group, Lease, Prompt
 from tba.settings import Settings
@@ -120,6 +121,6 @@ def make_buffer(settings: Settings) -> ReplayBuffer:
     buffer = settings.buffer
     return ReplayBuffer(
         capacity=buffer.capacity, capacity_per_prompt=buffer.capacity_per_prompt, recent_age=settings.recent_age,
-        mix=dict(buffer.mix), reward_temperature=buffer.reward_temperature, max_uses=buffer.max_uses,
+        mix={name: share for name, share in buffer.mix.items()}, reward_temperature=buffer.reward_temperature, max_uses=buffer.max_uses,
         max_age=buffer.max_age, dedup=buffer.dedup,
     )

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from tba import catalog, checkpoint
-from tba.settings import Settings, SettingsError, check_settings, read_settings
+from tba.reading import check_settings, read_settings
+from tba.settings import Settings, SettingsError
 
 
 def name_problems(settings: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""The journey in lockstep: one process, deterministic, the specification of what `cluster` does side by side."""
+"""The journey in lockstep: one process, deterministic, and the specification of `cluster`."""
 
 from __future__ import annotations
 

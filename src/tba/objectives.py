@@ -89,8 +89,8 @@ def mean_over_groups(value: Float[Tensor, " N"], group: Int[Tensor, " N"]) -> Fl
 
 def _dense(group: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], Int[Tensor, " G"]]:
     """Group ids as 0..G-1, and each group's size."""
-    _, index, size = torch.unique(group, return_inverse=True, return_counts=True)
-    return index, size
+    found: tuple[Tensor, Tensor, Tensor] = torch.unique(group, return_inverse=True, return_counts=True)  # pyright: ignore
+    return found[1], found[2]
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"trajectory_balance": trajectory_balance}

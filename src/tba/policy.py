@@ -1,4 +1,4 @@
-"""A causal language model as a policy: ids in, log-probs out; and the reference it is measured against."""
+"""A causal language model as a policy: ids in, log-probs out."""
 
 # Shape legend: N rows, T positions, V vocabulary.
 
@@ -94,6 +94,7 @@ class Policy:
 
     def save(self, path: Path) -> None:
         """Writes a plain Hugging Face model folder: config, safetensors, tokenizer."""
+        _be_quiet()
         self.model.save_pretrained(path, safe_serialization=True)
         self.tokenizer.save_pretrained(path)
 
@@ -156,10 +157,12 @@ def load_policy(
     """
     if model in FRESH:
         tokenizer = character_tokenizer(characters)
-        made = _new_llama(architecture, tokenizer, seed) if model == "new-llama" else _new_table(architecture, tokenizer, seed)
+        make = _new_llama if model == "new-llama" else _new_table
+        made = make(architecture, tokenizer, seed)
     else:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        _be_quiet()
         _register_table()
         where = str(resources.files("tba").joinpath("assets", model)) if model in MODELS else model
         options = {"trust_remote_code": trust_remote_code}
@@ -174,7 +177,7 @@ def character_tokenizer(characters: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if not characters:
-        raise SettingsError(["model = new-llama or new-table needs a task that lists its characters; this one does not."])
+        raise SettingsError(["model = new-llama or new-table needs a task that lists its characters; this has none."])
     vocabulary = {token: number for number, token in enumerate([PAD, BOS, EOS, *dict.fromkeys(characters)])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -206,6 +209,13 @@ def _new_table(shape: ArchitectureSettings, tokenizer: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TableModel(config)
+
+
+def _be_quiet() -> None:
+    """Turns off the library's own progress bars: progress of a run is shown in one place."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _register_table() -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import ray
 
 from tba import metrics as m
-from tba.buffer import Draw
+from tba.buffer.entries import Draw
 from tba.depot import Depot
+from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
-from tba.settings import Settings, check_settings
+from tba.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

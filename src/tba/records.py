@@ -20,7 +20,7 @@ class Prompt:
     """[T] token ids, templated once, with the BOS that the model's template defines."""
     text: str
     """The same prompt as text, without special tokens, for people and reward functions."""
-    columns: Mapping[str, object] = field(default_factory=dict)
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])
     """The task's own columns (gold answer, level, ...)."""
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Trajectory:
     completion: Completion
     reward: float
     """Reward units; finite."""
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """What the reward is made of, by name."""
     ref_logp: float
     """Log p_ref(tokens | prompt), nats, at `policy.temperature`, stop token included; finite."""

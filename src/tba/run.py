@@ -191,8 +191,8 @@ class Run:
         return self._facts["wall_s"] + time.perf_counter() - self._started
 
     def _save(self, wall_s: float) -> None:
-        facts = {**self._facts, "wall_s": wall_s, "logs": self._directory.sizes()}
-        facts.pop("step"), facts.pop("format", None)
+        kept = {name: self._facts[name] for name in ("start", "data")}
+        facts = {**kept, "wall_s": wall_s, "logs": self._directory.sizes()}
         checkpoint.save(
             self._directory.path, self._step, self._journey.save, facts, keep=self._settings.checkpoint.keep
         )

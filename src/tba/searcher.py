@@ -103,7 +103,7 @@ def _fill(
         if isinstance(score, Failure):
             lost.append(Unscored(completion=completion, reason=score.reason, detail=clip(score.detail)))
         elif not math.isfinite(ref_logp):
-            lost.append(Unscored(completion=completion, reason="ref_non_finite", detail=f"reference log-prob {ref_logp}"))
+            lost.append(Unscored(completion=completion, reason="ref_non_finite", detail=f"log-prob {ref_logp}"))
         elif not math.isfinite(completion.logp):
             lost.append(Unscored(completion=completion, reason="logp_non_finite", detail=f"log-prob {completion.logp}"))
         else:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tba.records import Completion, Prompt
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How completions are drawn."""

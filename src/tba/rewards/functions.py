@@ -46,11 +46,11 @@ def score_safely(function: RewardFunction, prompt: Prompt, completions: Sequence
 
 def judge_returned(returned: Any, expected: int, name: str) -> list[Score | Failure]:
     """What a reward function returned, as one outcome per completion."""
+    if returned is None:
+        return [Failure(reason="none", detail=f"{name} returned None")] * expected
+    if hasattr(returned, "tolist"):  # arrays and tensors
+        returned = returned.tolist()
     if isinstance(returned, (str, bytes)) or not isinstance(returned, Sequence):
-        if returned is None:
-            return [Failure(reason="none", detail=f"{name} returned None")] * expected
-        if hasattr(returned, "tolist"):  # arrays and tensors
-            return judge_returned(returned.tolist(), expected, name)
         detail = clip(f"{name} returned {type(returned).__name__}; expected a list of {expected} rewards")
         return [Failure(reason="wrong_type", detail=detail)] * expected
     if len(returned) != expected:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, RewardFunction, Score, score_safely
@@ -35,14 +35,15 @@ def load_function(spec: str) -> RewardFunction:
         raise ValueError(f"task.reward = {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ValueError(f"task.reward = {spec!r} is a {type(function).__name__}; it must be a function.")
-    return function
+    return cast(RewardFunction, function)
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
@@ -91,21 +92,22 @@ class TimedScorer:
         return [failure] * len(completions)
 
     def _connect(self) -> Connection:
-        if self._pipe is None:
-            context: Any = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._spec), daemon=True)
-            process.start()
-            theirs.close()
-            self._process = process
-            try:
-                ready = self._pipe.poll(START_LIMIT_S) and self._pipe.recv() == "ready"
-            except EOFError:
-                ready = False
-            if not ready:
-                self.close()
-                raise ValueError(f"task.reward = {self._spec!r}: its process did not start within {START_LIMIT_S:g} s.")
-        return self._pipe
+        if self._pipe is not None:
+            return self._pipe
+        context: Any = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._spec), daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._pipe = process, pipe
+        try:
+            is_ready = pipe.poll(START_LIMIT_S) and pipe.recv() == "ready"
+        except EOFError:
+            is_ready = False
+        if not is_ready:
+            self.close()
+            raise ValueError(f"task.reward = {self._spec!r}: its process did not start within {START_LIMIT_S:g} s.")
+        return pipe
 
     def close(self) -> None:
         """Ends the process; the next call starts a new one."""

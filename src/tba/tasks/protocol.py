@@ -42,9 +42,9 @@ class Task(Protocol):
 def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
     """What `task.score` returned, as one outcome per completion."""
     returned = task.score(prompt, completions)
-    if isinstance(returned, list) and all(isinstance(item, (Score, Failure)) for item in returned):
-        if len(returned) == len(completions):
-            return returned
+    judged = [item for item in returned if isinstance(item, (Score, Failure))] if isinstance(returned, list) else []
+    if len(judged) == len(completions) == len(returned):
+        return judged
     return judge_returned(returned, len(completions), type(task).__name__)
 
 

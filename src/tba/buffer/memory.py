@@ -1,94 +1,19 @@
-"""The replay buffer: bounded pools per prompt, drawn from by age and reward, with a ledger that adds up."""
+"""Storage, mixture, eviction and ledger of the replay buffer."""
 
 from __future__ import annotations
 
 import bisect
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tba.records import Completion, Group, Prompt, Trajectory
-
-SCHEMA = 1
-"""Version of the files that `save` writes."""
-
-
-class EmptyBufferError(RuntimeError):
-    """Nothing can be drawn: no prompt has a whole group of scored trajectories."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """One group drawn, and where it came from."""
-
-    prompt: Prompt
-    trajectories: tuple[Trajectory, ...]
-    """K trajectories of the prompt, drawn without replacement."""
-    sampler: str
-    """recent, reward or uniform."""
-    prompt_probability: float
-    """Of this prompt, given the sampler and the groups drawn before it in the batch."""
-    item_probabilities: tuple[float, ...]
-    """[K] of each trajectory to be drawn first."""
-    ages: tuple[int, ...]
-    """[K] steps."""
-    uses: tuple[int, ...]
-    """[K] times drawn before."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """A trajectory in storage."""
-
-    number: int
-    """Place in the order of insertion, over the whole run."""
-    trajectory: Trajectory
-    uses: int = 0
-
-    @property
-    def size(self) -> int:
-        """Completion tokens."""
-        return len(self.trajectory.completion.tokens)
-
-
-@dataclass(slots=True)
-class Pool:
-    """The trajectories of one prompt, oldest first."""
-
-    number: int
-    """Place in the order in which prompts were first seen."""
-    prompt: Prompt
-    entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
-    copies: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
-    """Entry numbers by ids."""
-
-
-# ---- samplers: pure functions from a pool's statistics to draws --------------------------------------
-
-
-def draw_uniform(entries: Sequence[Entry], size: int, rng: np.random.Generator) -> tuple[list[int], list[float]]:
-    """Places of `size` distinct entries, each set equally likely, and each one's probability to come first."""
-    places = rng.choice(len(entries), size=size, replace=False)
-    return [int(p) for p in places], [1.0 / len(entries)] * size
-
-
-def draw_by_reward(
-    entries: Sequence[Entry], size: int, rng: np.random.Generator, temperature: float
-) -> tuple[list[int], list[float]]:
-    """Places drawn one after another without replacement, in proportion to exp(reward / temperature)."""
-    logits = np.array([e.trajectory.reward for e in entries]) / temperature
-    weights = np.exp(logits - logits.max())
-    probabilities = weights / weights.sum()
-    places = np.argsort(-(logits + rng.gumbel(size=len(entries))), kind="stable")[:size]
-    return [int(p) for p in places], [float(probabilities[p]) for p in places]
-
-
-# ---- storage and eviction ----------------------------------------------------------------------------
+from tba.buffer.entries import Draw, EmptyBufferError, Entry, Pool
+from tba.buffer.files import read_files, write_files
+from tba.buffer.samplers import draw_by_reward, draw_prompt, draw_uniform
+from tba.records import Group, Prompt, Trajectory
 
 
 class ReplayBuffer:
@@ -200,14 +125,11 @@ class ReplayBuffer:
             names = list(candidates)
             shares = np.array([self.mix[name] for name in names])
             name = names[int(rng.choice(len(names), p=shares / shares.sum()))]
-            number, chance = _draw_prompt(candidates[name], drawn, rng)
+            number, chance = draw_prompt(candidates[name], drawn, rng)
             pool = self._pools[self._pool_order[number]]
             draws.append(self._draw_group(name, pool, group_size, version, chance, rng))
             if self._evict_used_up(pool):
-                candidates = {
-                    sampler: left for sampler, numbers in candidates.items()
-                    if (left := [n for n in numbers if n != number or self._is_eligible(sampler, pool, group_size, version)])
-                }
+                candidates = self._candidates(group_size, version)
         return draws
 
     def ledger(self) -> dict[str, dict[str, Any]]:
@@ -314,9 +236,6 @@ class ReplayBuffer:
         oldest = version - self.recent_age if sampler == "recent" else None
         return [e for e in pool.entries.values() if oldest is None or e.trajectory.completion.version >= oldest]
 
-    def _is_eligible(self, sampler: str, pool: Pool, group_size: int, version: int) -> bool:
-        return len(self._items(sampler, pool, version)) >= group_size
-
     def _draw_group(
         self, sampler: str, pool: Pool, size: int, version: int, chance: float, rng: np.random.Generator
     ) -> Draw:
@@ -344,13 +263,14 @@ class ReplayBuffer:
 
     def save(self, path: Path) -> None:
         """Writes contents, order and counters into the folder `path`, which must exist."""
-        _save(path, self.entries(), [self._pools[key].prompt for key in self._pool_order], {
-            "schema": SCHEMA,
+        prompts = [self._pools[key].prompt for key in self._pool_order]
+        state = {
             "next_entry": self._next_entry,
             "consumed": self.consumed,
             "count": {name: dict(counter) for name, counter in self._count.items()},
             "count_tokens": {name: dict(counter) for name, counter in self._count_tokens.items()},
-        })
+        }
+        write_files(path, (entry for _, entry in self.entries()), prompts, state)
 
     def load(self, path: Path) -> ReplayBuffer:
         """Replaces the contents by those that `save` wrote into `path`, and returns the buffer.
@@ -358,7 +278,7 @@ class ReplayBuffer:
         Raises:
             ValueError: the files are of another schema version.
         """
-        state, prompts, entries = _load(path)
+        state, prompts, entries = read_files(path)
         self._entries, self._by_version, self._ready = {}, {}, {}
         self._pools, self._pool_order = {}, []
         for prompt in prompts:
@@ -369,87 +289,3 @@ class ReplayBuffer:
         self._count = {name: Counter(count) for name, count in state["count"].items()}
         self._count_tokens = {name: Counter(count) for name, count in state["count_tokens"].items()}
         return self
-
-
-def _draw_prompt(numbers: list[int], drawn: set[int], rng: np.random.Generator) -> tuple[int, float]:
-    """One of `numbers` that is not in `drawn`, uniformly, and its probability; all again once all were drawn."""
-    left = [number for number in numbers if number not in drawn]
-    if not left:
-        drawn.difference_update(numbers)
-        left = numbers
-    number = left[int(rng.integers(len(left)))]
-    drawn.add(number)
-    return number, 1.0 / len(left)
-
-
-# ---- files ---------------------------------------------------------------------------------------------
-
-
-def _save(path: Path, entries: Iterator[tuple[Prompt, Entry]], prompts: Sequence[Prompt], state: dict[str, Any]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [_to_row(entry) for _, entry in entries]
-    columns = {name: [row[name] for row in rows] for name in _schema().names}
-    pq.write_table(pa.table(columns, schema=_schema()), path / "trajectories.parquet")
-    kept = [
-        {"id": p.id, "tokens": list(p.tokens), "text": _utf8(p.text), "columns": dict(p.columns)} for p in prompts
-    ]
-    (path / "prompts.json").write_text(json.dumps(kept), "utf-8")
-    (path / "buffer.json").write_text(json.dumps(state), "utf-8")
-
-
-def _load(path: Path) -> tuple[dict[str, Any], list[Prompt], list[tuple[str, Entry]]]:
-    import pyarrow.parquet as pq
-
-    state = json.loads((path / "buffer.json").read_text("utf-8"))
-    if state["schema"] != SCHEMA:
-        raise ValueError(f"{path} holds a buffer of schema {state['schema']}; this version reads schema {SCHEMA}.")
-    prompts = [
-        Prompt(id=p["id"], tokens=tuple(p["tokens"]), text=p["text"], columns=p["columns"])
-        for p in json.loads((path / "prompts.json").read_text("utf-8"))
-    ]
-    rows = pq.read_table(path / "trajectories.parquet").to_pylist()
-    return state, prompts, [(row["prompt_id"], _from_row(row)) for row in rows]
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    floats, ids = pa.list_(pa.float64()), pa.list_(pa.int64())
-    return pa.schema([
-        ("number", pa.int64()), ("uses", pa.int64()), ("prompt_id", pa.string()), ("tokens", ids),
-        ("text", pa.string()), ("logps", floats), ("behaviour_logps", floats), ("token_versions", ids),
-        ("version", pa.int64()), ("finish", pa.string()), ("reward", pa.float64()), ("reward_parts", pa.string()),
-        ("ref_logp", pa.float64()), ("ref_version", pa.int64()),
-    ])
-
-
-def _to_row(entry: Entry) -> dict[str, Any]:
-    trajectory, completion = entry.trajectory, entry.trajectory.completion
-    return {
-        "number": entry.number, "uses": entry.uses, "prompt_id": trajectory.prompt_id,
-        "tokens": list(completion.tokens), "text": _utf8(completion.text), "logps": list(completion.logps),
-        "behaviour_logps": list(completion.behaviour_logps), "token_versions": list(completion.token_versions),
-        "version": completion.version, "finish": completion.finish, "reward": trajectory.reward,
-        "reward_parts": json.dumps(dict(trajectory.reward_parts)), "ref_logp": trajectory.ref_logp,
-        "ref_version": trajectory.ref_version,
-    }
-
-
-def _from_row(row: dict[str, Any]) -> Entry:
-    completion = Completion(
-        tokens=tuple(row["tokens"]), text=row["text"], logps=tuple(row["logps"]), version=row["version"],
-        finish=row["finish"], behaviour_logps=tuple(row["behaviour_logps"]),
-        token_versions=tuple(row["token_versions"]),
-    )
-    trajectory = Trajectory(
-        prompt_id=row["prompt_id"], completion=completion, reward=row["reward"],
-        reward_parts=json.loads(row["reward_parts"]), ref_logp=row["ref_logp"], ref_version=row["ref_version"],
-    )
-    return Entry(number=row["number"], trajectory=trajectory, uses=row["uses"])
-
-
-def _utf8(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 cannot hold, replaced."""
-    return text.encode("utf-8", "replace").decode("utf-8")

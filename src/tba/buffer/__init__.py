@@ -1,0 +1,19 @@
+"""The replay buffer: bounded pools per prompt, drawn from by age and reward, with a ledger that adds up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tba.buffer.entries import Draw, EmptyBufferError, Entry
+    from tba.buffer.memory import ReplayBuffer
+
+__all__ = ["Draw", "EmptyBufferError", "Entry", "ReplayBuffer"]
+
+
+def __getattr__(name: str) -> Any:
+    from tba.buffer import entries, memory
+
+    if name not in __all__:
+        raise AttributeError(f"module 'tba.buffer' has no attribute {name!r}; it exports {', '.join(__all__)}.")
+    return getattr(memory if name == "ReplayBuffer" else entries, name)

@@ -1,0 +1,37 @@
+"""Pure functions from a pool to draws, with the probability of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tba.buffer.entries import Entry
+
+
+def draw_uniform(entries: Sequence[Entry], size: int, rng: np.random.Generator) -> tuple[list[int], list[float]]:
+    """Places of `size` distinct entries, each set equally likely, and each one's probability to come first."""
+    places = rng.choice(len(entries), size=size, replace=False)
+    return [int(p) for p in places], [1.0 / len(entries)] * size
+
+
+def draw_by_reward(
+    entries: Sequence[Entry], size: int, rng: np.random.Generator, temperature: float
+) -> tuple[list[int], list[float]]:
+    """Places drawn one after another without replacement, in proportion to exp(reward / temperature)."""
+    logits = np.array([e.trajectory.reward for e in entries]) / temperature
+    weights = np.exp(logits - logits.max())
+    probabilities = weights / weights.sum()
+    places = np.argsort(-(logits + rng.gumbel(size=len(entries))), kind="stable")[:size]
+    return [int(p) for p in places], [float(probabilities[p]) for p in places]
+
+
+def draw_prompt(numbers: list[int], drawn: set[int], rng: np.random.Generator) -> tuple[int, float]:
+    """One of `numbers` that is not in `drawn`, uniformly, and its probability; all again once all were drawn."""
+    left = [number for number in numbers if number not in drawn]
+    if not left:
+        drawn.difference_update(numbers)
+        left = numbers
+    number = left[int(rng.integers(len(left)))]
+    drawn.add(number)
+    return number, 1.0 / len(left)
