@@ -213,14 +213,7 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
             f"run directory {str(directory)!r} exists already; choose another with --run, or go on with: "
             f"tba resume {directory}"
         )
-    try:
-        settings = read_settings(recipe, overrides)
-    except SettingsError as error:
-        raise SettingsError([*problems, *error.problems]) from error
-    problems += jobs.name_problems(settings)
-    if problems:
-        raise SettingsError(problems)
-    return settings
+    return read_settings(recipe, overrides, problems)
 
 
 def visible(text: str) -> str:

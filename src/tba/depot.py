@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -121,6 +121,6 @@ def make_buffer(settings: Settings) -> ReplayBuffer:
     buffer = settings.buffer
     return ReplayBuffer(
         capacity=buffer.capacity, capacity_per_prompt=buffer.capacity_per_prompt, recent_age=settings.recent_age,
-        mix={name: share for name, share in buffer.mix.items()}, reward_temperature=buffer.reward_temperature, max_uses=buffer.max_uses,
+        mix=cast(dict[str, float], buffer.mix), reward_temperature=buffer.reward_temperature, max_uses=buffer.max_uses,
         max_age=buffer.max_age, dedup=buffer.dedup,
     )

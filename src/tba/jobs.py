@@ -16,21 +16,6 @@ from tba.reading import check_settings, read_settings
 from tba.settings import Settings, SettingsError
 
 
-def name_problems(settings: Settings) -> list[str]:
-    """Everything wrong with the names in the settings, seen without loading what they name."""
-    problems = [
-        *catalog.model_problems(settings.model),
-        *catalog.name_problems("task.name", settings.task.name, catalog.TASKS),
-        *catalog.name_problems("engine.name", settings.engine.name, catalog.ENGINES),
-        *catalog.name_problems("objective.name", settings.objective.name, catalog.OBJECTIVES),
-    ]
-    if settings.model == "new-table" and settings.engine.name != "table":
-        problems.append(
-            f"model = new-table has no KV cache for engine.name = {settings.engine.name!r}; set engine.name=table."
-        )
-    return problems
-
-
 def settings_of(run: Path) -> Settings:
     """The settings that a run was started with.
 
@@ -59,11 +44,7 @@ def subject_of(where: str, recipe: str | None) -> Settings:
         settings = read_settings(recipe or "arithmetic")
     tree = settings.resolved()
     tree["model"] = where
-    settings = check_settings(tree)
-    problems = name_problems(settings)
-    if problems:
-        raise SettingsError(problems)
-    return settings
+    return check_settings(tree)
 
 
 def evaluate(settings: Settings) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -89,8 +90,11 @@ def mean_over_groups(value: Float[Tensor, " N"], group: Int[Tensor, " N"]) -> Fl
 
 def _dense(group: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], Int[Tensor, " G"]]:
     """Group ids as 0..G-1, and each group's size."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.unique(group, return_inverse=True, return_counts=True)  # pyright: ignore
-    return found[1], found[2]
+    _, index, size = cast(
+        tuple[Tensor, Tensor, Tensor],
+        torch.unique(group, return_inverse=True, return_counts=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    return index, size
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"trajectory_balance": trajectory_balance}

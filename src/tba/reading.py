@@ -107,17 +107,18 @@ def _batch_given_one_way(base: dict[str, Any], over: Mapping[str, Any]) -> dict[
     return {**base, "trainer": {key: value for key, value in old.items() if key != stale}}
 
 
-def read_settings(recipe: str, overrides: Sequence[str] = ()) -> Settings:
-    """The checked tree of a recipe with `key.path=value` overrides.
+def read_settings(recipe: str, overrides: Sequence[str] = (), problems: Sequence[str] = ()) -> Settings:
+    """The checked tree of a recipe with `key.path=value` overrides; `problems` found earlier are reported too.
 
     Raises:
         SettingsError: with every mistake found, each with the value, the place and the way out.
     """
-    problems: list[str] = []
+    problems = list(problems)
     try:
         base = yaml.load(recipe_text(recipe), _Loader)
     except yaml.YAMLError as error:
-        raise SettingsError([f"recipe {recipe!r} is not valid YAML: {' '.join(str(error).split())}"]) from error
+        wrong = f"recipe {recipe!r} is not valid YAML: {' '.join(str(error).split())}"
+        raise SettingsError([*problems, wrong]) from error
     if base is None:
         base = {}
     if not isinstance(base, dict):
@@ -147,15 +148,12 @@ def check_settings(tree: Mapping[str, Any], problems: Sequence[str] = ()) -> Set
 
 
 def _without(tree: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    copy = _merge(tree, {})
-    for location in locations:
-        branch: Any = copy
-        for key in location[:1]:
-            if len(location) > 1 and isinstance(branch.get(key), dict):
-                branch[key] = dict(branch[key])
-                branch = branch[key]
-        if location and isinstance(branch, dict):
-            branch.pop(location[1] if len(location) > 1 else location[0], None)
+    copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    for section, *below in (location for location in locations if location):
+        if below and isinstance(copy.get(section), dict):
+            copy[section].pop(below[0], None)
+        else:
+            copy.pop(section, None)
     return copy
 
 

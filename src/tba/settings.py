@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tba import catalog
+
 Mode = Literal["async", "lockstep"]
 Sampler = Literal["recent", "reward", "uniform"]
 
@@ -350,6 +352,12 @@ def _contradictions(s: Settings) -> Iterator[str]:
                f"trainer.sync_every - 1 = {trainer.sync_every - 1}; raise it, or lower trainer.sync_every.")
     if not math.fsum(buffer.mix.values()) > 0:
         yield f"buffer.mix = {dict(buffer.mix)} has no positive share; give one of recent, reward, uniform."
+    yield from catalog.model_problems(s.model)
+    yield from catalog.name_problems("task.name", s.task.name, catalog.TASKS)
+    yield from catalog.name_problems("engine.name", s.engine.name, catalog.ENGINES)
+    yield from catalog.name_problems("objective.name", s.objective.name, catalog.OBJECTIVES)
+    if s.model == "new-table" and s.engine.name != "table":
+        yield (f"model = new-table has no KV cache for engine.name = {s.engine.name!r}; set engine.name=table.")
     if s.architecture.width % s.architecture.heads:
         yield (f"architecture.width = {s.architecture.width} is not a multiple of architecture.heads = "
                f"{s.architecture.heads}; choose a width that the heads divide.")
