@@ -1,6 +1,7 @@
 """Groups to tensors and masks, in micro-batches by token budget; the shift by one happens here, once."""
 
-# Shape legend: N trajectories, T positions that predict (prompt and completion tokens less one), right-padded.
+# Shape legend: N trajectories (in `Rows`: distinct ones), T positions that predict (prompt and completion
+# tokens less one), right-padded.
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class MicroBatch:
     """Whole groups that go through the model together, in one piece or, if too large, in several."""
 
     rows: tuple[Rows, ...]
-    """Pieces in row order; one unless a single group exceeds the token budget."""
+    """Distinct (prompt, completion) pairs, in pieces; one unless a single group exceeds the token budget."""
+    row_N: Int[Tensor, " N"]
+    """Which of the distinct pairs each trajectory is: equal ones go through the model once."""
     group_N: Int[Tensor, " N"]
     """Number of the draw that each row belongs to."""
     reward_N: Float[Tensor, " N"]
@@ -45,8 +48,8 @@ class MicroBatch:
     """Nats."""
     searcher_logp_N: Float[Tensor, " N"]
     """Nats, under the weights that sampled."""
-    age_N: Int[Tensor, " N"]
-    """Steps, at consumption."""
+    version_N: Int[Tensor, " N"]
+    """Version of the weights that sampled, in steps; the oldest of a completion that straddles an update."""
     length_N: Int[Tensor, " N"]
     """Completion tokens."""
     num_groups: int
@@ -69,12 +72,11 @@ class Batch:
         return sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in self.draws for t in d.trajectories)
 
 
-def collate(draws: Sequence[Draw], *, version: int, max_tokens: int) -> Batch:
+def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
     """Draws as one batch; each draw is a group of its own, also when two are of one prompt.
 
     Groups are dealt to micro-batches whole, longest first, so that no micro-batch exceeds `max_tokens`
-    padded tokens; a group that does so alone is cut into pieces that the trainer joins again. Ages are
-    measured against `version`, that of the trainer which consumes the batch.
+    padded tokens; a group that does so alone is cut into pieces that the trainer joins again.
     """
     if not draws:
         raise ValueError("a batch of 0 groups has no gradient; draw at least 1 group.")
@@ -86,7 +88,7 @@ def collate(draws: Sequence[Draw], *, version: int, max_tokens: int) -> Batch:
             plan[-1].append(number)
         else:
             plan.append([number])
-    micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], version, max_tokens) for numbers in plan)
+    micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], max_tokens) for numbers in plan)
     return Batch(micro_batches=micro, num_groups=sum(m.num_groups for m in micro), draws=tuple(draws))
 
 
@@ -95,22 +97,26 @@ def _longest(draw: Draw) -> int:
 
 
 def _padded(draws: Sequence[Draw]) -> int:
-    return max(map(_longest, draws)) * sum(len(d.trajectories) for d in draws)
+    rows = {(d.prompt.tokens, t.completion.tokens) for d in draws for t in d.trajectories}
+    return max(map(_longest, draws)) * len(rows)
 
 
-def _micro_batch(numbered: Sequence[tuple[int, Draw]], version: int, max_tokens: int) -> MicroBatch:
+def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> MicroBatch:
     flat = [(number, draw, k) for number, draw in numbered for k in range(len(draw.trajectories))]
     pairs = [(draw.prompt.tokens, draw.trajectories[k].completion.tokens) for _, draw, k in flat]
-    longest = max(len(p) + len(c) for p, c in pairs)
+    distinct = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
+    longest = max(len(p) + len(c) for p, c in distinct)
     per_piece = max(1, max_tokens // longest)
+    unique = list(distinct)
     trajectories = [draw.trajectories[k] for _, draw, k in flat]
     return MicroBatch(
-        rows=tuple(make_rows(pairs[at : at + per_piece]) for at in range(0, len(pairs), per_piece)),
+        rows=tuple(make_rows(unique[at : at + per_piece]) for at in range(0, len(unique), per_piece)),
+        row_N=torch.tensor([distinct[pair] for pair in pairs]),
         group_N=torch.tensor([number for number, _, _ in flat]),
         reward_N=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
         ref_logp_N=torch.tensor([t.ref_logp for t in trajectories], dtype=torch.float32),
         searcher_logp_N=torch.tensor([t.completion.logp for t in trajectories], dtype=torch.float32),
-        age_N=torch.tensor([version - t.completion.version for t in trajectories]),
+        version_N=torch.tensor([t.completion.version for t in trajectories]),
         length_N=torch.tensor([len(t.completion.tokens) for t in trajectories]),
         num_groups=sum(len(draw.trajectories) >= 2 for _, draw in numbered),
     )

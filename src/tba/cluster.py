@@ -75,7 +75,9 @@ class Cluster:
                 address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
                 logging_level=logging.ERROR, _temp_dir=self._temp,
             )
-            self._trainer: Any = self._spawn(TrainerProcess, self._tree, self._threads, self._resume_from)
+            self._trainer: Any = self._spawn(
+                TrainerProcess, self._tree, self._threads, self._resume_from, groups={"feed": 1}
+            )
             self._searchers = [SearcherState(name=f"searcher-{i}") for i in range(settings.search.searchers)]
             for state in self._searchers:
                 state.handle = self._spawn(SearcherProcess, self._tree, self._threads, state.name)
@@ -84,8 +86,9 @@ class Cluster:
             raise
 
     @staticmethod
-    def _spawn(process: type, *arguments: Any) -> Any:
-        return ray.remote(process).options(num_cpus=0, max_restarts=0).remote(*arguments)
+    def _spawn(process: type, *arguments: Any, groups: dict[str, int] | None = None) -> Any:
+        actor = ray.remote(concurrency_groups=groups)(process) if groups else ray.remote(process)
+        return actor.options(num_cpus=0, max_restarts=0).remote(*arguments)
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
         """Starts the depot with the training prompts, and waits until depot and trainer are up."""
@@ -138,7 +141,7 @@ class Cluster:
             notice, tensors = self._trainer.publish.options(num_returns=2).remote(round_)
             self._published = self._depot.publish.remote(notice, [tensors])
         drawn = self._depot.draw.remote(step + 1, round_, self._version + ahead)
-        return self._trainer.step.remote(drawn, round_)
+        return self._trainer.step.remote(step + 1, round_, self._trainer.feed.remote(step + 1, drawn))
 
     def _await_step(self, step: int, reference: Any) -> dict[str, Any]:
         deadline = time.monotonic() + self._limit

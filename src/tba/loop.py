@@ -36,7 +36,7 @@ def lockstep(
         for _ in range(settings.sync_every):
             draws, drawn = depot.draw(trainer.version)                                # buffer -> group
             waited = time.perf_counter()
-            batch = collate(draws, version=trainer.version, max_tokens=settings.micro_batch_tokens)
+            batch = collate(draws, max_tokens=settings.micro_batch_tokens)            # group -> batch
             collated = time.perf_counter()
             step = trainer.step(batch)                                                # loss -> new version
             yield {

@@ -76,13 +76,18 @@ class Policy:
     def sequence_logps(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int = 16_384
     ) -> list[float]:
-        """Log p(completion | prompt), nats, of (prompt ids, completion ids) pairs, without gradient."""
-        longest = max(len(p) + len(c) for p, c in pairs)
-        step = max(1, max_tokens // longest)
+        """Log p(completion | prompt), nats, of (prompt ids, completion ids) pairs, without gradient.
+
+        Equal pairs are computed once.
+        """
+        keys = [(tuple(prompt), tuple(completion)) for prompt, completion in pairs]
+        distinct = list(dict.fromkeys(keys))
+        step = max(1, max_tokens // max(len(p) + len(c) for p, c in distinct))
         found: list[float] = []
-        for at in range(0, len(pairs), step):
-            found += self.token_logps(make_rows(pairs[at : at + step])).sum(-1).tolist()
-        return found
+        for at in range(0, len(distinct), step):
+            found += self.token_logps(make_rows(distinct[at : at + step])).sum(-1).tolist()
+        logp_of = dict(zip(distinct, found, strict=True))
+        return [logp_of[key] for key in keys]
 
     def frozen_copy(self) -> Policy:
         """A copy of the policy as it is now, for use as reference or by an engine."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -18,6 +19,9 @@ from tba.depot import Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
 from tba.settings import Settings
+
+if TYPE_CHECKING:
+    from tba.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,10 +176,10 @@ def start_process(tree: dict[str, Any], threads: int) -> tuple[Settings, Any, An
 
 
 class TrainerProcess:
-    """The trainer, fed with draws.
+    """The trainer, fed with draws: a second thread makes the next batch while a step runs.
 
-    consumes: draws, one call a step
-    waits for: nothing by itself; a call starts when its draw is there
+    consumes: draws, one call of `feed` a step
+    waits for: in `step`, the batch that `feed` makes
     woken by: the driver's calls, in order
     produces: metrics, and weights as return values, which the driver owns
     """
@@ -187,6 +191,8 @@ class TrainerProcess:
         settings, _, policy = start_process(tree, threads)
         self._trainer = Trainer(policy.trainable_copy(), settings)
         self._max_tokens = settings.trainer.micro_batch_tokens
+        self._limit_s = settings.async_.wait_limit_s
+        self._fed: queue.Queue[tuple[int, Batch, dict[str, Any]]] = queue.Queue()
         if resume_from is not None:
             self._trainer.load(Path(resume_from))
         self._free = time.perf_counter()
@@ -196,18 +202,25 @@ class TrainerProcess:
         """(steps tried, version), once the trainer is up."""
         return self._trainer.steps, self._trainer.version
 
-    def step(self, drawn: tuple[list[Draw], dict[str, Any]], round_: int) -> dict[str, Any]:
-        """One optimizer step; see `Trainer.step`."""
+    @ray.method(concurrency_group="feed")
+    def feed(self, step: int, drawn: tuple[list[Draw], dict[str, Any]]) -> None:
+        """Makes the batch of a later step, on a thread of its own; calls come in the order of the steps."""
         from tba.batch import collate
 
-        waited = time.perf_counter()
         draws, found = drawn
-        batch = collate(draws, version=self._trainer.version, max_tokens=self._max_tokens)
-        collated = time.perf_counter()
-        step = self._trainer.step(batch)
+        started = time.perf_counter()
+        batch = collate(draws, max_tokens=self._max_tokens)
+        self._fed.put((step, batch, {**found, m.COLLATE_SECONDS: time.perf_counter() - started}))
+
+    def step(self, step: int, round_: int, fed: None) -> dict[str, Any]:
+        """The optimizer step `step` on the batch fed for it; `fed` is what `feed` returned, which orders the two."""
+        del fed
+        number, batch, found = self._fed.get(timeout=self._limit_s)
+        assert number == step, f"step {step} was fed the batch of step {number}"
+        waited = time.perf_counter()
+        made = self._trainer.step(batch)
         record = {
-            **step, **found, m.ROUND: round_, m.WAIT_SECONDS: waited - self._free,
-            m.COLLATE_SECONDS: collated - waited, m.PUBLISH_SECONDS: self._publish_s,
+            **made, **found, m.ROUND: round_, m.WAIT_SECONDS: waited - self._free, m.PUBLISH_SECONDS: self._publish_s
         }
         self._publish_s = 0.0
         self._free = time.perf_counter()

@@ -1,6 +1,6 @@
 """Batch to loss to one optimizer step."""
 
-# Shape legend: N trajectories of a micro-batch, T positions.
+# Shape legend: N trajectories of a micro-batch, U distinct ones among them, T positions.
 
 from __future__ import annotations
 
@@ -126,19 +126,19 @@ class Trainer:
         """Adds the micro-batch's share of the batch gradient; returns its share of loss and metrics."""
         share = micro.num_groups / max(1, num_groups)
         if len(micro.rows) == 1:
-            logp_NT = self.policy.token_logps(micro.rows[0])
-            logp_N = logp_NT.sum(-1)
+            logp_N = self.policy.token_logps(micro.rows[0]).sum(-1)[micro.row_N]
             found = self._evaluate(micro, logp_N, beta)
             if micro.num_groups:
                 (found.loss * share).backward()
         else:
             with torch.no_grad():
-                logp_N = torch.cat([self.policy.token_logps(rows).sum(-1) for rows in micro.rows])
-            logp_N.requires_grad_(True)
+                logp_U = torch.cat([self.policy.token_logps(rows).sum(-1) for rows in micro.rows])
+            logp_U.requires_grad_(True)
+            logp_N = logp_U[micro.row_N]
             found = self._evaluate(micro, logp_N, beta)
             if micro.num_groups:
-                (slope_N,) = torch.autograd.grad(found.loss * share, logp_N)
-                pieces = slope_N.split([len(rows.input_NT) for rows in micro.rows])
+                (slope_U,) = torch.autograd.grad(found.loss * share, logp_U)
+                pieces = slope_U.split([len(rows.input_NT) for rows in micro.rows])
                 for rows, slope in zip(micro.rows, pieces, strict=True):
                     (self.policy.token_logps(rows).sum(-1) * slope).sum().backward()
         logp_N = logp_N.detach().cpu()
@@ -198,7 +198,7 @@ def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[s
     logp_N = torch.cat([part["logp_N"] for part in parts])
     micro = [part["micro"] for part in parts]
     length_N = torch.cat([x.length_N for x in micro])
-    age_N = torch.cat([x.age_N for x in micro])
+    age_N = version - torch.cat([x.version_N for x in micro])
     fresh_N = age_N == 0
     gap_N = (logp_N - torch.cat([x.searcher_logp_N for x in micro])).abs() / length_N
     rewards = [[t.reward for t in draw.trajectories] for draw in batch.draws]

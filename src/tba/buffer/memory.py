@@ -58,6 +58,7 @@ class ReplayBuffer:
         self._by_version: dict[int, dict[int, Pool]] = {}
         self._ready: dict[int, list[int]] = {}
         self._next_entry = 0
+        self._held_prompts = 0
         self._count = {name: Counter[str]() for name in ("delivered", "evicted", "rejected")}
         self._count_tokens = {name: Counter[str]() for name in ("delivered", "evicted", "rejected")}
         self.consumed = 0
@@ -69,7 +70,7 @@ class ReplayBuffer:
     @property
     def num_prompts(self) -> int:
         """Prompts with a trajectory in the buffer."""
-        return sum(1 for pool in self._pools.values() if pool.entries)
+        return self._held_prompts
 
     @property
     def inserted(self) -> int:
@@ -174,6 +175,7 @@ class ReplayBuffer:
 
     def _store(self, pool: Pool, entry: Entry) -> None:
         completion = entry.trajectory.completion
+        self._held_prompts += not pool.entries
         pool.entries[entry.number] = entry
         pool.copies.setdefault(completion.tokens, []).append(entry.number)
         self._entries[entry.number] = pool
@@ -185,6 +187,7 @@ class ReplayBuffer:
     def _evict(self, number: int, reason: str) -> None:
         pool = self._entries.pop(number)
         entry = pool.entries.pop(number)
+        self._held_prompts -= not pool.entries
         completion = entry.trajectory.completion
         for index, key in ((pool.copies, completion.tokens), (self._by_version, completion.version)):
             left: Any = index[key]  # type: ignore[index]
@@ -221,7 +224,7 @@ class ReplayBuffer:
     def _ready_pools(self, group_size: int) -> list[int]:
         if group_size not in self._ready:
             self._ready[group_size] = sorted(p.number for p in self._pools.values() if len(p.entries) >= group_size)
-        return self._ready[group_size].copy()
+        return self._ready[group_size]
 
     def _recent_pools(self, group_size: int, version: int) -> list[int]:
         held = Counter(
@@ -280,7 +283,7 @@ class ReplayBuffer:
         """
         state, prompts, entries = read_files(path)
         self._entries, self._by_version, self._ready = {}, {}, {}
-        self._pools, self._pool_order = {}, []
+        self._pools, self._pool_order, self._held_prompts = {}, [], 0
         for prompt in prompts:
             self._pool_of(prompt)
         for prompt_id, entry in entries:

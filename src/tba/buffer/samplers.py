@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,11 +28,22 @@ def draw_by_reward(
 
 
 def draw_prompt(numbers: list[int], drawn: set[int], rng: np.random.Generator) -> tuple[int, float]:
-    """One of `numbers` that is not in `drawn`, uniformly, and its probability; all again once all were drawn."""
-    left = [number for number in numbers if number not in drawn]
-    if not left:
+    """One of the ascending `numbers` that is not in `drawn`, uniformly, and its probability; in
+    `drawn` from then on. Once all have been drawn, all may be drawn again.
+    """
+    taken = sorted(place for number in drawn if (place := _place(numbers, number)) is not None)
+    if len(taken) == len(numbers):
         drawn.difference_update(numbers)
-        left = numbers
-    number = left[int(rng.integers(len(left)))]
-    drawn.add(number)
-    return number, 1.0 / len(left)
+        taken = []
+    left = len(numbers) - len(taken)
+    place = int(rng.integers(left))
+    for other in taken:  # the place-th of those not taken
+        place += other <= place
+    drawn.add(numbers[place])
+    return numbers[place], 1.0 / left
+
+
+def _place(numbers: list[int], number: int) -> int | None:
+    """Where `number` is in the ascending `numbers`, or None."""
+    place = bisect.bisect_left(numbers, number)
+    return place if place < len(numbers) and numbers[place] == number else None

@@ -1,6 +1,7 @@
-"""Batched sampling with a KV cache over any causal LM of transformers; finished rows leave the batch."""
+"""Batched sampling with a KV cache over any causal LM of transformers; equal prefixes are read once."""
 
-# Shape legend: N rows (prompts x samples), A rows still alive, P prompts, T positions, V vocabulary.
+# Shape legend: N rows (prompts x samples), A rows still alive, F distinct prefixes of those, T positions,
+# V vocabulary.
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tba.records import Completion, Prompt
 
 
 class TransformersEngine:
-    """Reads each prompt once, then decodes its completions side by side."""
+    """Reads every distinct prefix once: prompts, and what completions of a prompt still have in common."""
 
     def __init__(self, policy: Policy) -> None:
         """Samples with `policy`, which `load` overwrites: give the engine a copy of its own."""
@@ -33,44 +34,41 @@ class TransformersEngine:
     ) -> list[list[Completion]]:
         """See `Engine.generate`."""
         uniform_NT = uniforms(seeds, num_samples, sampling.max_new_tokens)
-        logits_AV, cache, mask_AT = self._read(prompts, num_samples)
         sampled = Sampled.start(len(prompts) * num_samples, self._policy.stop_ids)
         alive_A = sampled.alive()
+        prefix_A = torch.arange(len(prompts)).repeat_interleave(num_samples)
+        logits_FV, cache, mask_FT = self._read(prompts)
         for place in range(sampling.max_new_tokens):
-            drawn = draw_ids(logits_AV.cpu(), uniform_NT[alive_A, place], sampling, self._policy.temperature)
+            drawn = draw_ids(logits_FV[prefix_A], uniform_NT[alive_A, place], sampling, self._policy.temperature)
             goes_on_A = sampled.append(alive_A, drawn)
             if place + 1 == sampling.max_new_tokens or not bool(goes_on_A.any()):
                 break
-            id_A = drawn.id_N
-            if not bool(goes_on_A.all()):
-                kept = goes_on_A.nonzero()[:, 0]
-                cache.batch_select_indices(kept.to(self._device))
-                mask_AT, alive_A, id_A = mask_AT[kept], alive_A[kept], id_A[kept]
-            mask_AT = torch.cat([mask_AT, mask_AT.new_ones(len(mask_AT), 1)], 1)
-            logits_AV = self._forward(id_A[:, None], mask_AT, cache)
+            alive_A = alive_A[goes_on_A]
+            id_F, parent_F, prefix_A = _branch(prefix_A[goes_on_A], drawn.id_N[goes_on_A], logits_FV.shape[1])
+            cache.batch_select_indices(parent_F.to(self._device))
+            mask_FT = torch.cat([mask_FT[parent_F], mask_FT.new_ones(len(parent_F), 1)], 1)
+            logits_FV = self._forward(id_F[:, None], mask_FT, cache)
         return sampled.completions(num_samples, self.version, self._policy.decode)
 
-    def _read(self, prompts: Sequence[Prompt], num_samples: int) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Prompts left-padded and read once, then repeated for their completions."""
+    def _read(self, prompts: Sequence[Prompt]) -> tuple[Tensor, DynamicCache, Tensor]:
+        """Logits after each prompt, their cache, and the mask of the left-padded prompts."""
         lengths = [len(p.tokens) for p in prompts]
         width = max(lengths)
-        ids_PT = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask_PT = torch.zeros(len(prompts), width, dtype=torch.long)
+        ids_FT = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask_FT = torch.zeros(len(prompts), width, dtype=torch.long)
         for row, prompt in enumerate(prompts):
-            ids_PT[row, width - lengths[row] :] = torch.tensor(prompt.tokens)
-            mask_PT[row, width - lengths[row] :] = 1
+            ids_FT[row, width - lengths[row] :] = torch.tensor(prompt.tokens)
+            mask_FT[row, width - lengths[row] :] = 1
         cache = DynamicCache()
-        logits_PV = self._forward(ids_PT, mask_PT, cache)
-        cache.batch_repeat_interleave(num_samples)
-        return logits_PV.repeat_interleave(num_samples, 0), cache, mask_PT.repeat_interleave(num_samples, 0)
+        return self._forward(ids_FT, mask_FT, cache), cache, mask_FT
 
-    def _forward(self, ids_AT: Tensor, mask_AT: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits of the position after the last id; `mask_AT` covers everything read so far."""
-        position_AT = (mask_AT.cumsum(1) - 1).clamp(min=0)[:, -ids_AT.shape[1] :]
+    def _forward(self, ids_FT: Tensor, mask_FT: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits [F, V] of the position after the last id; `mask_FT` covers everything read so far."""
+        position_FT = (mask_FT.cumsum(1) - 1).clamp(min=0)[:, -ids_FT.shape[1] :]
         return self._policy.model(
-            input_ids=ids_AT.to(self._device), attention_mask=mask_AT.to(self._device),
-            position_ids=position_AT.to(self._device), cache=cache, use_cache=True, logits_to_keep=1,
-        ).logits[:, -1]
+            input_ids=ids_FT.to(self._device), attention_mask=mask_FT.to(self._device),
+            position_ids=position_FT.to(self._device), cache=cache, use_cache=True, logits_to_keep=1,
+        ).logits[:, -1].cpu()
 
     def load(self, tensors: Mapping[str, np.ndarray[Any, Any]], version: int) -> None:
         """See `Engine.load`."""
@@ -80,3 +78,9 @@ class TransformersEngine:
     def tensors(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """See `Engine.tensors`."""
         return copy_out(self._policy.model)
+
+
+def _branch(prefix_A: Tensor, id_A: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct prefixes after one more id: [F] their last ids, [F] their parents, [A] which of them each row has."""
+    code_F, prefix_A = torch.unique(prefix_A * vocabulary + id_A, return_inverse=True)
+    return code_F % vocabulary, code_F // vocabulary, prefix_A
