@@ -122,7 +122,8 @@ def main() -> None:
     for number in range(chosen.rounds):
         for name, measure in measures.items():
             rates[name].append(measure())
-        print(f"round {number + 1}: " + ", ".join(f"{n} {r[-1]:.2f}" for n, r in rates.items()) + " steps/s", flush=True)
+        newest = ", ".join(f"{name} {rate[-1]:.2f}" for name, rate in rates.items())
+        print(f"round {number + 1}: {newest} steps/s", flush=True)
     slower = [min(a, b) for a, b in zip(rates["trainer alone"], rates["searcher alone"], strict=True)]
     over_slower = [a / b for a, b in zip(rates["async"], slower, strict=True)]
     over_lockstep = [a / b for a, b in zip(rates["async"], rates["lockstep"], strict=True)]

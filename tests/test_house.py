@@ -68,7 +68,7 @@ OWNERS = {
     "transformers": ("policy*", "table_model*", "sft*", "engines/transformers.py", "trainer_api*"),
     "peft": ("policy*",),
     "vllm": ("engines/vllm.py",),
-    "ray": ("cluster*",),
+    "ray": ("cluster*", "processes*"),
     "datasets": ("tasks*", "trainer_api*"),
     "pyarrow": ("buffer*", "storage*"),
     "plotly": ("report*",),
@@ -82,7 +82,8 @@ OWNERS = {
 """Heavy or wide imports and the rooms that own them, lazy imports included."""
 
 MUTABLE_DATACLASSES = {
-    "buffer.py:Entry": "storage inside the buffer, which counts its uses; draws hand out the trajectory",
+    "buffer/entries.py:Entry": "storage inside the buffer, which counts its uses; draws hand out the trajectory",
+    "cluster.py:SearcherState": "what the driver knows of a searcher, from its birth to its deaths",
     "searcher.py:SearchTimes": "a stopwatch",
 }
 """`file:Class` -> why it may change after it is made."""
@@ -90,7 +91,7 @@ MUTABLE_DATACLASSES = {
 BROAD_HANDLERS = {
     "rewards/*": (99, "the scoring boundary: whatever a scorer does becomes a recorded outcome"),
     "cli*": (1, "the top boundary: any failure becomes exit code 1 and a message"),
-    "cluster*": (2, "the process boundary: any failure travels to the driver and becomes the exit code"),
+    "run.py": (1, "the end of a run: any failure becomes its summary, status failed, and the exit code"),
 }
 """Files that may catch everything, how often each, and why."""
 
@@ -170,7 +171,8 @@ class House:
         for folder in ("src", "tests", "docs", "benchmarks"):
             paths += sorted(p for p in (self.root / folder).rglob("*") if p.suffix in TEXT_SUFFIXES)
         for path in paths:
-            if path.is_file() and not any("__pycache__" in part or "egg-info" in part for part in path.parts):
+            made = any(part in ("__pycache__", ".hypothesis") or "egg-info" in part for part in path.parts)
+            if path.is_file() and not made:
                 yield path.relative_to(self.root).as_posix(), path.read_text("utf-8", errors="replace")
 
 

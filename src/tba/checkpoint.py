@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 MARK = "COMPLETE"
 FORMAT = 1
 """Version of the folder's layout."""
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(r"(?:partial_)?step_(\d+)")
 
 
 class CheckpointError(RuntimeError):
@@ -43,24 +45,31 @@ def save(run_dir: Path, step: int, write: Callable[[Path], None], facts: Mapping
             _to_disk(path)
         (partial / MARK).write_text("", "utf-8")
         _to_disk(partial)
-        shutil.rmtree(final, ignore_errors=True)
+        _remove(final)
         os.replace(partial, final)
         _to_disk(parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"checkpoint of step {step} in {parent} was not written ({error}); older checkpoints are intact."
         ) from error
     for _, old in complete(run_dir)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     return final
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint, its mark first, so that it does not count while half of it is gone."""
+    with contextlib.suppress(OSError):
+        (folder / MARK).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def complete(run_dir: Path) -> list[tuple[int, Path]]:
     """Steps and folders of the complete checkpoints, oldest first."""
     found = [
         (int(match[1]), path)
-        for path in (run_dir / "checkpoints").glob("step_*")
+        for path in (run_dir / "checkpoints").glob("*step_*")
         if (match := _STEP.fullmatch(path.name)) and (path / MARK).is_file()
     ]
     return sorted(found)

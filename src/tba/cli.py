@@ -15,19 +15,19 @@ import typer
 from tba import jobs
 from tba.metrics import finite
 from tba.reading import built_in_recipes, read_settings
+from tba.records import visible
 from tba.settings import Settings, SettingsError
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 STATUS_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
+buffer_app = typer.Typer(no_args_is_help=True, help="Look into a run's buffer.")
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Asynchronous post-training of language models with trajectory balance.",
 )
 
-buffer_app = typer.Typer(no_args_is_help=True, help="Look into a run's buffer.")
-app.add_typer(buffer_app, name="buffer")
 DEBUG = "TBA_DEBUG"
 """Environment variable that lets tracebacks through."""
 
@@ -87,7 +87,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run's final model, or any model, on held-out prompts."""
-    found = finite(jobs.evaluate(jobs.subject_of(where, task)))
+    found = finite(jobs.evaluate(*jobs.subject_of(where, task)))
     _print_table({name: str(value) for name, value in found.items()}, to_stderr=as_json)
     if as_json:
         print(json.dumps({"model": where, **found}, allow_nan=False))
@@ -131,7 +131,7 @@ def try_out(
     task: Annotated[str | None, typer.Option("--task", help="Recipe whose settings to use.")] = None,
 ) -> None:
     """Talk to the result."""
-    settings = jobs.subject_of(where, task)
+    settings, _ = jobs.subject_of(where, task)
     given = iter([prompt]) if prompt is not None else (line.rstrip("\n") for line in sys.stdin)
     for text in jobs.talk(settings, (line for line in given if line)):
         print(visible(text), flush=True)
@@ -175,6 +175,12 @@ def buffer_export(run: RunPath, file: Annotated[Path, typer.Argument(help="A new
             out.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
 
+@app.command("buffer", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+def look_into_buffer(words: Words = None) -> None:
+    """Look into a run's buffer: stats, show, export."""
+    buffer_app(args=words or ["--help"], standalone_mode=False, prog_name="tba buffer")
+
+
 @app.command()
 def recipes() -> None:
     """List the built-in recipes."""
@@ -216,17 +222,15 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
     return read_settings(recipe, overrides, problems)
 
 
-def visible(text: str) -> str:
-    """Untrusted text with everything that could steer a terminal shown as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _execute(make: Callable[[Say], Runs], steps: int, started: float, as_json: bool) -> None:
     from tba.progress import Progress
 
     with Progress(steps, started) as progress:
         summary = make(progress.say).execute()
-    progress.show_summary(summary, on_stdout=not as_json)
+    if summary["status"] == "failed":
+        _to_stderr(f"error: {visible(summary['message'])}")
+    else:
+        progress.show_summary(summary, on_stdout=not as_json)
     if as_json:
         print(json.dumps(summary, allow_nan=False))
     raise typer.Exit(STATUS_CODES[summary["status"]])

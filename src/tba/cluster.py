@@ -1,4 +1,4 @@
-"""The same journey as `loop`, as Ray actors: nobody waits for anybody but at bounds that the settings name."""
+"""The same journey as `loop`, as Ray actors: nobody waits but at bounds that the settings name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class Cluster:
 
     @staticmethod
     def _spawn(process: type, *arguments: Any, groups: dict[str, int] | None = None) -> Any:
-        actor = ray.remote(concurrency_groups=groups)(process) if groups else ray.remote(process)
+        make: Any = ray.remote(concurrency_groups=groups) if groups else ray.remote  # pyright: ignore
+        actor = make(process)
         return actor.options(num_cpus=0, max_restarts=0).remote(*arguments)
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:

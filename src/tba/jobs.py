@@ -28,8 +28,11 @@ def settings_of(run: Path) -> Settings:
     return check_settings(yaml.safe_load(config.read_text("utf-8")))
 
 
-def subject_of(where: str, recipe: str | None) -> Settings:
-    """Settings whose model is what `where` names: a run's `final` model, or a model with a recipe's task.
+def subject_of(where: str, recipe: str | None) -> tuple[Settings, Settings]:
+    """Settings whose model is what `where` names, and those of its reference.
+
+    Of a run: its `final` model, measured against the model it began with. Of a model: itself, with the task
+    of a recipe (default arithmetic), measured against itself.
 
     Raises:
         SettingsError: `where` is neither a finished run nor a model.
@@ -42,21 +45,21 @@ def subject_of(where: str, recipe: str | None) -> Settings:
         where = str(path / "final")
     else:
         settings = read_settings(recipe or "arithmetic")
-    tree = settings.resolved()
-    tree["model"] = where
-    return check_settings(tree)
+    subject = check_settings({**settings.resolved(), "model": where})
+    return subject, settings if (path / "config.yaml").is_file() else subject
 
 
-def evaluate(settings: Settings) -> Mapping[str, Any]:
-    """Held-out metrics of the settings' model, measured against itself as reference."""
+def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
+    """Held-out metrics of the settings' model, measured against the model of `reference`."""
     from tba import assembly
     from tba.policy import copy_out
 
     task = assembly.make_task_of(settings)
     policy = assembly.make_policy(settings, task)
     questions = assembly.make_questions(settings, task, policy)
+    start = assembly.make_policy(reference, task)
     chosen, objective = settings.evaluation, settings.objective
-    found = assembly.make_evaluator(settings, questions, policy).evaluate(
+    found = assembly.make_evaluator(settings, questions, start).evaluate(
         copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples,
         beta=objective.beta if objective.beta_final is None else objective.beta_final,
     )

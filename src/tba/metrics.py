@@ -80,7 +80,7 @@ EVAL_LENGTH = _declare("length", "tokens", "mean completion length")
 DISTINCT = _declare("distinct", "1", "share of distinct completions among the samples of a prompt, mean over prompts")
 EVAL_UNSCORED = _declare("unscored", "completions", "completions of this evaluation that no reward could be given to")
 TV = _declare("tv", "1", "total variation to the exact target, mean over prompts (enumerable tasks)")
-TARGET_KL = _declare("kl_to_target", "nats", "KL(policy || exact target), mean over prompts (enumerable tasks)")
+TARGET_KL = _declare("kl_to_target", "nats", "KL from policy to exact target, mean over prompts (enumerable tasks)")
 
 
 def finite(value: Any) -> Any:

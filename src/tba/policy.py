@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -127,13 +128,13 @@ def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def copy_out(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+def copy_out(model: torch.nn.Module) -> dict[str, npt.NDArray[Any]]:
     """The model's tensors copied to host memory; later optimizer steps do not change them."""
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named_tensors(model).items()}
 
 
 @torch.no_grad()
-def copy_in(model: torch.nn.Module, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     """Overwrites the model's tensors.
 
     Raises:

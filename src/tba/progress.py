@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere; on stderr."""
+"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tba import metrics as m
+from tba.records import visible
 
 PLAIN_EVERY_S = 5.0
 """Seconds between plain lines."""
@@ -105,7 +106,7 @@ class Progress:
         console.print(Text("\n".join(lines)))
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(visible(line)), soft_wrap=True)
 
 
 def _number(value: Any) -> str:

@@ -35,6 +35,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _load(text: str) -> Any:
+    """The YAML of `text`; what it cannot build (a 13th month, digits without any) is a YAML error too."""
+    try:
+        return yaml.load(text, _Loader)
+    except ValueError as error:
+        raise yaml.YAMLError(str(error)) from error
+
+
 def built_in_recipes() -> dict[str, str]:
     """Name and first header line of every recipe that ships in the package."""
     found = {}
@@ -73,7 +81,7 @@ def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str,
             problems.append(f"override {text!r} is not of the form key.path=value.")
             continue
         try:
-            value = yaml.load(raw, _Loader)
+            value = _load(raw)
         except yaml.YAMLError as error:
             problems.append(f"override {text!r}: the value does not parse: {str(error).splitlines()[0]}.")
             continue
@@ -114,16 +122,19 @@ def read_settings(recipe: str, overrides: Sequence[str] = (), problems: Sequence
         SettingsError: with every mistake found, each with the value, the place and the way out.
     """
     problems = list(problems)
+    over = _parse_overrides(overrides, problems)
     try:
-        base = yaml.load(recipe_text(recipe), _Loader)
+        base = _load(recipe_text(recipe))
+    except SettingsError as error:
+        raise SettingsError([*problems, *error.problems]) from error
     except yaml.YAMLError as error:
         wrong = f"recipe {recipe!r} is not valid YAML: {' '.join(str(error).split())}"
         raise SettingsError([*problems, wrong]) from error
     if base is None:
         base = {}
     if not isinstance(base, dict):
-        raise SettingsError([f"recipe {recipe!r} holds a {type(base).__name__}; it must hold keys and values."])
-    over = _parse_overrides(overrides, problems)
+        wrong = f"recipe {recipe!r} holds a {type(base).__name__}; it must hold keys and values."
+        raise SettingsError([*problems, wrong])
     return check_settings(_merge(_batch_given_one_way(base, over), over), problems)
 
 

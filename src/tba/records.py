@@ -143,3 +143,8 @@ class Group:
     def num_tokens(self) -> int:
         """Completion tokens delivered, scored and unscored."""
         return sum(len(completion.tokens) for completion in self.completions)
+
+
+def visible(text: str) -> str:
+    """Untrusted text with everything that could steer a terminal shown as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

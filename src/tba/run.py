@@ -1,4 +1,4 @@
-"""One run from settings to summary: makes the parts, consumes the journey's steps, evaluates, saves, stops."""
+"""One run from settings to summary: consumes the journey's steps, evaluates, saves, stops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ from tba.report import write_report
 from tba.settings import Settings, SettingsError
 from tba.tasks.protocol import fingerprint
 from tba.weights import Tensors
+
+DEBUG = "TBA_DEBUG"
+"""Environment variable that shows the traceback of what ended a run."""
 
 EVALUATION_LIMIT_S = 600.0
 """Seconds that an evaluation beside training may still take when training is over."""
@@ -90,20 +94,23 @@ class Run:
             SettingsError: the prompts are wrong, or not those that the checkpoint was saved with.
         """
         self._settings, self._directory, self._say = settings, directory, say
-        self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "data": ""}
+        self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": ""}
         if resume_from is not None:
             self._facts |= checkpoint.facts_of(resume_from)
-            directory.cut(self._facts["logs"])
         self._journey: Journey = make_journey(settings, resume_from, say)
         try:
             self._prepare()
         except BaseException:
             self._journey.close()
             raise
+        if resume_from is not None:
+            directory.cut(self._facts["logs"])
         self._beside = ThreadPoolExecutor(1, "evaluation") if settings.mode == "async" else None
         self._pending: Future[Evaluation] | None = None
         self._wants_stop = threading.Event()
         self._step: int = self._facts["step"]
+        self._version: int = self._facts["version"]
+        self._wall_before: float = self._facts["wall_s"]
         self._started = time.perf_counter()
         self._waits = {"wait_s": 0.0, "step_s": 0.0}
 
@@ -125,7 +132,8 @@ class Run:
     def execute(self) -> dict[str, Any]:
         """Runs to the last step, the time limit, or the first interrupt; returns the summary.
 
-        Whatever ends the run otherwise is raised again, with `summary.json` written and all processes gone.
+        What ends it otherwise is in the summary, with status `failed`; only a second interrupt is raised again.
+        All processes are gone afterwards.
         """
         final: Mapping[str, Any] = {}
         self._say("ready", {})
@@ -146,8 +154,13 @@ class Run:
                     final = evaluation.metrics
             self._journey.save_model(self._directory.path / "final")
             return self._finish(status, "", final)
+        except Exception as error:
+            # Whatever a part of the run raises ends here, as a failed run with its message.
+            if DEBUG in os.environ:
+                traceback.print_exc()
+            return self._finish("failed", f"{type(error).__name__}: {error}", final)
         except BaseException as error:
-            self._finish("failed", f"{type(error).__name__}: {error}", final)
+            self._finish("failed", type(error).__name__, final)
             raise
         finally:
             self._journey.close()
@@ -157,7 +170,7 @@ class Run:
     def _train(self) -> str:
         settings = self._settings
         for record in self._journey.steps(self._ask):
-            self._step = record[m.STEP]
+            self._step, self._version = record[m.STEP], record[m.VERSION]
             self._waits["wait_s"] += record[m.WAIT_SECONDS]
             self._waits["step_s"] += record[m.STEP_SECONDS]
             line = {**record, m.WALL: self._wall()}
@@ -188,11 +201,11 @@ class Run:
 
     def _wall(self) -> float:
         """Seconds of training, earlier attempts included."""
-        return self._facts["wall_s"] + time.perf_counter() - self._started
+        return self._wall_before + time.perf_counter() - self._started
 
     def _save(self, wall_s: float) -> None:
         kept = {name: self._facts[name] for name in ("start", "data")}
-        facts = {**kept, "wall_s": wall_s, "logs": self._directory.sizes()}
+        facts = {**kept, "version": self._version, "wall_s": wall_s, "logs": self._directory.sizes()}
         checkpoint.save(
             self._directory.path, self._step, self._journey.save, facts, keep=self._settings.checkpoint.keep
         )
@@ -252,19 +265,24 @@ class Run:
 
     def _finish(self, status: str, message: str, final: Mapping[str, Any]) -> dict[str, Any]:
         wall = self._facts["wall_s"] if status != "failed" else self._wall()
+        trained_s = wall - self._wall_before
         ledger = self._journey.ledger() if status != "failed" else {}
-        own = self._wall()
         summary = {
             "status": status, "run": str(self._directory.path), "steps": self._step,
-            "version": final.get(m.EVAL_STEP, self._step), "wall_s": wall, "seed": self._settings.seed,
+            "version": self._version, "wall_s": wall, "seed": self._settings.seed,
             "start": self._facts["start"], "final": final, "ledger": ledger, "message": message,
-            "trainer": {**self._waits, "wait_share": self._waits["wait_s"] / own if own > 0 else None},
+            "trainer": {**self._waits, "wait_share": self._waits["wait_s"] / trained_s if trained_s > 0 else None},
             "searchers": self._journey.times() if status != "failed" else {},
         }
         if ledger:
             self._directory.write_json("ledger.json", ledger)
-        self._directory.write_json("summary.json", summary)
-        write_report(self._directory.path)
+        try:
+            self._directory.write_json("summary.json", summary)
+            write_report(self._directory.path)
+        except OSError as error:
+            if status != "failed":
+                raise
+            self._say("note", {"text": f"summary and report were not written: {error}"})
         return m.finite(summary)
 
 

@@ -15,6 +15,12 @@ Mode = Literal["async", "lockstep"]
 Sampler = Literal["recent", "reward", "uniform"]
 
 
+MAX_LISTED = 200_000
+"""Completions per prompt that the exact target of the enumerable task is written down for."""
+MAX_TABLE_POSITIONS = 8
+"""Ids that a table model may tell apart."""
+
+
 class SettingsError(ValueError):
     """Every mistake found in the user's settings, one line each."""
 
@@ -177,7 +183,7 @@ class TrainerSettings(Section):
     """Largest global gradient norm; no clipping if null."""
     groups_per_step: PositiveInt | None = None
     """Groups in one batch; 32 if neither this nor batch_size is given."""
-    group_size: PositiveInt = 8
+    group_size: NonNegativeInt = 8
     """Trajectories per group (the paper's K)."""
     batch_size: PositiveInt | None = None
     """Trajectories in one batch, another way to give groups_per_step x group_size."""
@@ -242,7 +248,7 @@ class SftSettings(Section):
 class Settings(Section):
     """The whole tree. A run is a function of it."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of sampling, drawing and model initialisation."""
     mode: Mode = "async"
     """async: Ray processes side by side; lockstep: one deterministic process."""
@@ -274,7 +280,7 @@ class Settings(Section):
         trainer = self.trainer
         if trainer.groups_per_step is not None:
             return trainer.groups_per_step
-        return 32 if trainer.batch_size is None else max(1, trainer.batch_size // trainer.group_size)
+        return 32 if trainer.batch_size is None else max(1, trainer.batch_size // max(1, trainer.group_size))
 
     @property
     def prompts_per_round(self) -> int:
@@ -310,7 +316,14 @@ class Settings(Section):
 
 def _contradictions(s: Settings) -> Iterator[str]:
     """What each key allows but all together do not."""
-    trainer, buffer, search = s.trainer, s.buffer, s.search
+    yield from _batch_problems(s)
+    yield from _buffer_problems(s)
+    yield from _name_problems(s)
+    yield from _task_problems(s)
+
+
+def _batch_problems(s: Settings) -> Iterator[str]:
+    trainer, buffer = s.trainer, s.buffer
     size = trainer.group_size
     if size < 2:
         yield (f"trainer.group_size = {size}: at least 2 completions per prompt are needed, "
@@ -323,7 +336,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
         yield (f"trainer.batch_size = {trainer.batch_size} contradicts trainer.groups_per_step = "
                f"{trainer.groups_per_step} x trainer.group_size = {size}; give one of the two.")
     per_round = s.groups_per_step * trainer.sync_every / buffer.reuse
-    if abs(per_round - round(per_round)) > 1e-9 or per_round < 1:
+    if not 1 <= per_round < 2**53 or abs(per_round - round(per_round)) > 1e-9:
         yield (f"trainer.groups_per_step x trainer.sync_every / buffer.reuse = {s.groups_per_step} x "
                f"{trainer.sync_every} / {buffer.reuse:g} = {per_round:g} prompts per round; "
                f"choose them so that this is a whole number of at least 1.")
@@ -331,6 +344,11 @@ def _contradictions(s: Settings) -> Iterator[str]:
         nearest = max(1, round(trainer.steps / trainer.sync_every)) * trainer.sync_every
         yield (f"trainer.steps = {trainer.steps} is not a multiple of trainer.sync_every = {trainer.sync_every}; "
                f"the nearest valid trainer.steps is {nearest}.")
+
+
+def _buffer_problems(s: Settings) -> Iterator[str]:
+    trainer, buffer, search = s.trainer, s.buffer, s.search
+    size = trainer.group_size
     if search.num_samples < size:
         yield (f"search.num_samples = {search.num_samples} is below trainer.group_size = {size}, so one visit "
                f"fills no group; set search.num_samples={size} or more.")
@@ -352,15 +370,33 @@ def _contradictions(s: Settings) -> Iterator[str]:
                f"trainer.sync_every - 1 = {trainer.sync_every - 1}; raise it, or lower trainer.sync_every.")
     if not math.fsum(buffer.mix.values()) > 0:
         yield f"buffer.mix = {dict(buffer.mix)} has no positive share; give one of recent, reward, uniform."
+
+
+def _name_problems(s: Settings) -> Iterator[str]:
     yield from catalog.model_problems(s.model)
     yield from catalog.name_problems("task.name", s.task.name, catalog.TASKS)
     yield from catalog.name_problems("engine.name", s.engine.name, catalog.ENGINES)
     yield from catalog.name_problems("objective.name", s.objective.name, catalog.OBJECTIVES)
+    if s.model == "new-table" and s.architecture.positions > MAX_TABLE_POSITIONS:
+        yield (f"architecture.positions = {s.architecture.positions} is more than a table can tell apart "
+               f"({MAX_TABLE_POSITIONS}); lower it.")
     if s.model == "new-table" and s.engine.name != "table":
         yield (f"model = new-table has no KV cache for engine.name = {s.engine.name!r}; set engine.name=table.")
     if s.architecture.width % s.architecture.heads:
         yield (f"architecture.width = {s.architecture.width} is not a multiple of architecture.heads = "
                f"{s.architecture.heads}; choose a width that the heads divide.")
+
+
+def _task_problems(s: Settings) -> Iterator[str]:
+    search = s.search
+    if s.task.held_out == 0 and s.task.name != "enumerable":
+        yield "task.held_out = 0 leaves no prompts to evaluate on; set task.held_out=1 or more."
+    if s.task.name == "enumerable" and (s.task.symbols > 26 or s.task.symbols == 1 < s.task.prompts):
+        yield (f"task.symbols = {s.task.symbols} with task.prompts = {s.task.prompts}: the enumerable task has "
+               f"26 letters, and needs two or more for several prompts.")
+    elif s.task.name == "enumerable" and (listed := (s.task.symbols + 2) ** search.max_new_tokens) > MAX_LISTED:
+        yield (f"task.symbols = {s.task.symbols} with search.max_new_tokens = {search.max_new_tokens} makes over "
+               f"{listed:.3g} completions, more than the {MAX_LISTED} that are listed; lower one of them.")
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
 

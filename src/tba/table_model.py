@@ -43,6 +43,7 @@ class TableModel(PreTrainedModel):
                 f"more than {MAX_ROWS}; lower it."
             )
         self.logits = torch.nn.Parameter(torch.randn(rows, config.vocab_size) * 0.5)
+        self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Nothing: the rows are drawn in `__init__`."""

@@ -82,6 +82,6 @@ def digest(tensors: Tensors) -> str:
     total = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
-        total.update(f"{name}\x00{tensor.dtype.str}\x00{tensor.shape}\x00".encode())
+        total.update(f"{name}\x00{tensor.dtype.str}\x00{tensors[name].shape}\x00".encode())
         total.update(tensor.data.cast("B") if tensor.size else b"")
     return total.hexdigest()

@@ -1,4 +1,4 @@
-"""The replay buffer: bounded pools per prompt, drawn from by age and reward, with a ledger that adds up."""
+"""The replay buffer: bounded pools per prompt, drawn from by age and reward, with a ledger."""
 
 from __future__ import annotations
 

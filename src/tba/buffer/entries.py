@@ -45,7 +45,7 @@ class Entry:
         return len(self.trajectory.completion.tokens)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Pool:
     """The trajectories of one prompt, oldest first."""
 

@@ -45,7 +45,7 @@ def read_files(path: Path) -> tuple[dict[str, Any], list[Prompt], list[tuple[str
         for p in json.loads((path / "prompts.json").read_text("utf-8"))
     ]
     rows = pq.read_table(path / "trajectories.parquet").to_pylist()
-    return state, prompts, [(row["prompt_id"], _from_row(row)) for row in rows]
+    return state, prompts, [(json.loads(row["prompt_id"]), _from_row(row)) for row in rows]
 
 
 def _schema() -> Any:
@@ -63,7 +63,7 @@ def _schema() -> Any:
 def _to_row(entry: Entry) -> dict[str, Any]:
     trajectory, completion = entry.trajectory, entry.trajectory.completion
     return {
-        "number": entry.number, "uses": entry.uses, "prompt_id": trajectory.prompt_id,
+        "number": entry.number, "uses": entry.uses, "prompt_id": json.dumps(trajectory.prompt_id),
         "tokens": list(completion.tokens), "text": _utf8(completion.text), "logps": list(completion.logps),
         "behaviour_logps": list(completion.behaviour_logps), "token_versions": list(completion.token_versions),
         "version": completion.version, "finish": completion.finish, "reward": trajectory.reward,
@@ -79,7 +79,7 @@ def _from_row(row: dict[str, Any]) -> Entry:
         token_versions=tuple(row["token_versions"]),
     )
     trajectory = Trajectory(
-        prompt_id=row["prompt_id"], completion=completion, reward=row["reward"],
+        prompt_id=json.loads(row["prompt_id"]), completion=completion, reward=row["reward"],
         reward_parts=json.loads(row["reward_parts"]), ref_logp=row["ref_logp"], ref_version=row["ref_version"],
     )
     return Entry(number=row["number"], trajectory=trajectory, uses=row["uses"])

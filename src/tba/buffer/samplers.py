@@ -20,8 +20,10 @@ def draw_by_reward(
     entries: Sequence[Entry], size: int, rng: np.random.Generator, temperature: float
 ) -> tuple[list[int], list[float]]:
     """Places drawn one after another without replacement, in proportion to exp(reward / temperature)."""
-    logits = np.array([e.trajectory.reward for e in entries]) / temperature
-    weights = np.exp(logits - logits.max())
+    rewards = np.array([e.trajectory.reward for e in entries])
+    with np.errstate(over="ignore"):  # a reward that far below the best has no chance
+        logits = (rewards - rewards.max()) / temperature
+    weights = np.exp(logits)
     probabilities = weights / weights.sum()
     places = np.argsort(-(logits + rng.gumbel(size=len(entries))), kind="stable")[:size]
     return [int(p) for p in places], [float(probabilities[p]) for p in places]

@@ -14,7 +14,7 @@ from tba.engines.protocol import Drawn
 from tba.records import Completion
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """Ids and log-probs drawn so far, by row."""
 

@@ -10,11 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tba.records import Completion, Prompt
-from tba.settings import SettingsError, TaskSettings
+from tba.settings import TaskSettings
 from tba.tasks.protocol import Encode
-
-MAX_COMPLETIONS = 200_000
-"""Completions per prompt that the exact target is written down for."""
 
 
 class Enumerable:
@@ -28,17 +25,6 @@ class Enumerable:
     def __init__(self, settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> None:
         """Uses task.prompts, task.symbols, task.reward_scale and task.seed."""
         del score_limit_s
-        if settings.symbols > 26 or (settings.symbols == 1 and settings.prompts > 1):
-            raise SettingsError([
-                f"task.symbols = {settings.symbols} with task.prompts = {settings.prompts}: the enumerable task has "
-                f"26 letters, and needs two or more for several prompts."
-            ])
-        count = (settings.symbols + 2) ** max_new_tokens
-        if count > MAX_COMPLETIONS:
-            raise SettingsError([
-                f"task.symbols = {settings.symbols} with search.max_new_tokens = {max_new_tokens} makes over "
-                f"{count} completions, more than the {MAX_COMPLETIONS} that are listed; lower one of them."
-            ])
         self.characters = string.ascii_lowercase[: settings.symbols]
         length = 1
         while settings.symbols**length < settings.prompts and settings.symbols > 1:

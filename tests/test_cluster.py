@@ -1,0 +1,163 @@
+"""The journey as Ray actors: equal to lockstep at lead 0, and alive after deaths and interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tba.reading import read_settings
+from tba.run import Run, RunDirectory
+
+LIMIT_S = 120.0
+
+
+def overrides(mode: str, *more: str) -> list[str]:
+    return [f"mode={mode}", "async.threads=1", "evaluation.prompts=4", "evaluation.every=0", *more]
+
+
+def execute(folder: Path, recipe: str, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    settings = read_settings(recipe, words)
+    directory = RunDirectory(folder)
+    directory.create(settings)
+    notes: list[str] = []
+    summary = Run(settings, directory, lambda kind, record: notes.append(str(record.get("text", kind)))).execute()
+    return summary, steps_of(folder), notes
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [record for record in map(json.loads, lines) if "step" in record]
+
+
+def adds_up(ledger: dict[str, Any]) -> bool:
+    for unit in ("trajectories", "tokens"):
+        account = ledger[unit]
+        out = sum(account["evicted"].values()) + sum(account["rejected"].values())
+        if account["delivered"] != account["in_buffer"] + out:
+            return False
+    prompts = ledger["prompts"]
+    return prompts["leased"] == prompts["delivered"] + prompts["open"] + prompts["lost"]
+
+
+@pytest.mark.parametrize(("recipe", "words"), [
+    ("enumerable", ("trainer.steps=24", "trainer.sync_every=8", "buffer.initial=300")),
+    ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8")),
+])
+def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: str, words: tuple[str, ...]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one, lockstep, _ = execute(tmp_path / "lockstep", recipe, *overrides("lockstep", *words))
+    finally:
+        torch.set_num_threads(threads)
+    two, beside, _ = execute(tmp_path / "async", recipe, *overrides("async", "async.lead=0", *words))
+    assert one["status"] == two["status"] == "done"
+    for name in ("train/loss", "train/grad_norm", "buffer/age_histogram", "buffer/drawn_by", "buffer/size"):
+        assert [record[name] for record in lockstep] == [record[name] for record in beside], name
+    assert one["ledger"] == two["ledger"]
+    weights = [(tmp_path / mode / "final" / "model.safetensors").read_bytes() for mode in ("lockstep", "async")]
+    assert weights[0] == weights[1]
+
+
+def test_a_searcher_that_fails_is_named_restarted_and_then_ends_the_run(tmp_path: Path) -> None:
+    reward = tmp_path / "my_reward.py"
+    reward.write_text("raise RuntimeError('boom')\n")
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1+1="}) + "\n" for n in range(8)))
+    words = ("task.name=custom", f"task.path={data}", f"task.reward={reward}:score", "task.held_out=2",
+             "async.max_restarts=0", "trainer.groups_per_step=4", "search.batch_prompts=4", "evaluation.prompts=2")
+    settings = read_settings("arithmetic", overrides("async", *words))
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(settings)
+    summary = Run(settings, directory, lambda kind, record: None).execute()
+    assert summary["status"] == "failed"
+    assert "boom" in summary["message"] or "did not start" in summary["message"]
+
+
+def children_named(pid: int, title: str) -> list[int]:
+    """Descendants of a process whose command line begins with `title`."""
+    parents: dict[int, int] = {}
+    titles: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                titles[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except (OSError, IndexError):
+                continue
+
+    def descends(child: int) -> bool:
+        while child in parents:
+            child = parents[child]
+            if child == pid:
+                return True
+        return False
+
+    return [child for child, text in titles.items() if text.startswith(title) and descends(child)]
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tba", "train", "enumerable", "mode=async", "trainer.sync_every=8",
+               "evaluation.prompts=4", "evaluation.every=0", *words, "--run", str(folder), "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while len(steps_of(folder)) < steps:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{steps} steps were not done in {LIMIT_S} s"
+        time.sleep(0.05)
+
+
+def test_a_killed_searcher_is_logged_and_replaced_and_the_ledger_adds_up(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(folder, "trainer.steps=160", "buffer.reuse=1.0")
+    wait_for_steps(process, folder, 16)
+    victims = children_named(process.pid, "ray::SearcherProcess")
+    assert victims, "no searcher process was found"
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["status"] == "done"
+    assert summary["steps"] == 160
+    assert "searcher-0 died" in err
+    assert adds_up(summary["ledger"])
+
+
+def test_ctrl_c_leaves_a_checkpoint_no_process_and_a_run_that_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(folder, "trainer.steps=4000")
+    wait_for_steps(process, folder, 16)
+    helpers = children_named(process.pid, "ray::")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["status"] == "interrupted"
+    assert (folder / "checkpoints" / f"step_{summary['steps']}" / "COMPLETE").is_file()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{helper}").exists() for helper in helpers):
+        assert time.monotonic() < deadline, "processes outlived the run"
+        time.sleep(0.05)
+    settings = (folder / "config.yaml").read_text().replace("steps: 4000", f"steps: {summary['steps'] + 16}")
+    (folder / "config.yaml").write_text(settings)
+    command = [sys.executable, "-m", "tba", "resume", str(folder), "--json"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert again.returncode == 0, again.stderr
+    resumed = json.loads(again.stdout.splitlines()[-1])
+    assert resumed["steps"] == summary["steps"] + 16
+    assert [record["step"] for record in steps_of(folder)] == list(range(1, resumed["steps"] + 1))
+    assert adds_up(resumed["ledger"])
