@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from support import STOP, TEMPERATURE, llama_policy, make_prompt, slow_logps, table_policy
 from tba.batch import make_rows
@@ -21,10 +22,26 @@ from tba.engines.transformers import TransformersEngine
 from tba.policy import Policy, copy_out
 from tba.records import Completion, Prompt
 
+
+def gpt2_policy(seed: int) -> Policy:
+    """A model with absolute positions, to which a prompt's padding would matter."""
+    config = GPT2Config(
+        vocab_size=11, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=STOP
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        model.transformer.wte.weight.mul_(8.0)
+        model.transformer.wpe.weight.mul_(30.0)
+    return dataclasses.replace(llama_policy(seed), model=model)
+
+
 KINDS: dict[str, tuple[Callable[[Policy], Engine], Callable[..., Policy]]] = {
     "table": (TableEngine, table_policy),
     "table of a llama": (TableEngine, llama_policy),
     "transformers": (TransformersEngine, llama_policy),
+    "transformers of a gpt2": (TransformersEngine, gpt2_policy),
 }
 PROMPTS = [make_prompt("long", (1, 3, 4, 5, 3)), make_prompt("short", (1,)), make_prompt("middle", (1, 5, 4))]
 SEEDS = [11, 2**64 - 1, 13]
@@ -294,4 +311,5 @@ def test_uniforms_of_a_row_depend_on_its_seed_and_place_alone() -> None:
     assert torch.equal(both[3:5], uniforms([9], 2, 5))
     assert len(both.unique()) == 30
     assert bool(((both >= 0) & (both < 1)).all())
+    assert not torch.equal(uniforms([9 + 2**40], 3, 5), both[3:])  # all 64 bits count
     assert uniforms([], 3, 5).shape == (0, 5)

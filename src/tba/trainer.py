@@ -203,9 +203,13 @@ def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[s
     gap_N = (logp_N - torch.cat([x.searcher_logp_N for x in micro])).abs() / length_N
     rewards = [[t.reward for t in draw.trajectories] for draw in batch.draws]
     ages = Counter(age_N.tolist())
+    log_z = {
+        group: value for part in parts
+        for group, value in zip(part["micro"].group_N.tolist(), part["log_z_N"].tolist(), strict=True)
+    }
     return {
         m.RESIDUAL_MSE: float(torch.cat([part["residual_N"] for part in parts]).square().mean()),
-        m.LOG_Z: float(torch.cat([part["log_z_N"] for part in parts]).mean()),
+        m.LOG_Z: m.mean(log_z.values()),
         m.REWARD: m.mean(r for group in rewards for r in group),
         m.KL: float((logp_N - torch.cat([x.ref_logp_N for x in micro])).mean()),
         m.ENTROPY: float(-logp_N.sum() / length_N.sum()),

@@ -37,7 +37,8 @@ class TableEngine:
             alive_N = sampled.alive()
             if not len(alive_N):
                 break
-            prefixes = [rows[n] + sampled.ids[n] for n in alive_N.tolist()]
+            ids = sampled.ids
+            prefixes = [rows[n] + ids[n] for n in alive_N.tolist()]
             drawn = draw_ids(
                 self._next_logits(prefixes), uniform_NT[alive_N, place], sampling, self._policy.temperature
             )

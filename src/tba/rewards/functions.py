@@ -37,11 +37,11 @@ class Failure:
 def score_safely(function: RewardFunction, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
     """One outcome per completion, in order; never raises for what `function` does."""
     try:
-        returned = function(prompt, completions)
+        name = getattr(function, "__name__", type(function).__name__)
+        return judge_returned(function(prompt, completions), len(completions), name)
     except Exception as error:
         # The reward function and the text it reads are the user's: anything may come out of them.
         return [Failure(reason="raised", detail=clip(f"{type(error).__name__}: {error}"))] * len(completions)
-    return judge_returned(returned, len(completions), getattr(function, "__name__", type(function).__name__))
 
 
 def judge_returned(returned: Any, expected: int, name: str) -> list[Score | Failure]:
@@ -60,9 +60,13 @@ def judge_returned(returned: Any, expected: int, name: str) -> list[Score | Fail
 
 
 def _judge_one(value: Any, name: str) -> Score | Failure:
+    if isinstance(value, Failure):
+        return value
     if isinstance(value, Score):
         outcome = _judge_one(value.reward, name)
-        return Score(reward=outcome.reward, parts=value.parts) if isinstance(outcome, Score) else outcome
+        if isinstance(outcome, Failure):
+            return outcome
+        return Score(reward=outcome.reward, parts={str(key): float(part) for key, part in value.parts.items()})
     if value is None:
         return Failure(reason="none", detail=f"{name} gave None")
     if not isinstance(value, (numbers.Real, bool)):

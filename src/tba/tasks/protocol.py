@@ -41,11 +41,7 @@ class Task(Protocol):
 
 def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
     """What `task.score` returned, as one outcome per completion."""
-    returned = task.score(prompt, completions)
-    judged = [item for item in returned if isinstance(item, (Score, Failure))] if isinstance(returned, list) else []
-    if len(judged) == len(completions) == len(returned):
-        return judged
-    return judge_returned(returned, len(completions), type(task).__name__)
+    return judge_returned(task.score(prompt, completions), len(completions), type(task).__name__)
 
 
 def make_task(settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> Task:
