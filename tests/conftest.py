@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from jaxtyping import install_import_hook
 
@@ -17,3 +19,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, name in enumerate(LAST, 1) if item.path.stem.startswith(name)), 0)
 
     items.sort(key=place)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in a fixed order, whatever the machine's cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -9,11 +9,9 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from rich.console import Console
 
@@ -23,6 +21,8 @@ from tba.cli import default_run_directory, main, split_words, visible
 from tba.depot import make_buffer
 from tba.progress import Progress
 from tba.records import Group, Prompt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = ["trainer.steps=16", "evaluation.every=0", "evaluation.samples=4", "seed=3"]
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egnp\r\x00\ud800"
@@ -42,14 +42,6 @@ def small(tmp_path: Path) -> str:
     path = tmp_path / "small.yaml"
     path.write_text("mode: lockstep\nevaluation: {prompts: 8, samples: 2}\nsearch: {max_new_tokens: 12}\n")
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def in_process(*words: str) -> tuple[int, str, str, float]:

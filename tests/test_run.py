@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from safetensors.numpy import load_file
 
@@ -27,19 +26,13 @@ from tba.run import Run, RunDirectory, resumed
 from tba.settings import Settings
 from tba.tasks.enumerable import Enumerable
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TIMES = {m.WALL, m.WAIT_SECONDS, m.STEP_SECONDS, m.COLLATE_SECONDS, m.DRAW_SECONDS, m.PUBLISH_SECONDS}
 STEPS = 96
 FEW = ["trainer.steps=96", "checkpoint.every=20", "evaluation.every=0", "evaluation.samples=8", "seed=5"]
 """Checkpoints at the ends of rounds 32, 48, 64, 80 and 96."""
 WAIT_LIMIT_S = 90.0
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def silent(kind: str, record: Mapping[str, Any]) -> None:

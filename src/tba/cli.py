@@ -13,10 +13,10 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from tba import jobs
-from tba.metrics import finite
+from tba.metrics import Say, finite
 from tba.reading import built_in_recipes, read_settings
 from tba.records import visible
-from tba.settings import Settings, SettingsError
+from tba.settings import DEBUG, Settings, SettingsError
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -28,10 +28,6 @@ app = typer.Typer(
     help="Asynchronous post-training of language models with trajectory balance.",
 )
 
-DEBUG = "TBA_DEBUG"
-"""Environment variable that lets tracebacks through."""
-
-Say = Callable[[str, Mapping[str, Any]], None]
 
 
 class Runs(Protocol):

@@ -19,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from tba import metrics as m
 from tba.assembly import Questions
 from tba.loop import Ask
+from tba.metrics import Say
 from tba.policy import Policy
 from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess
 from tba.settings import Settings
@@ -32,9 +33,6 @@ BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before the first, second, ... restart in a row of a searcher."""
 GOODBYE_LIMIT_S = 20.0
 """Seconds that searchers may take to finish their batch when the run is over."""
-
-
-Say = Callable[[str, dict[str, Any]], None]
 
 
 class RunFailedError(RuntimeError):
@@ -69,6 +67,7 @@ class Cluster:
         self._threads = settings.async_.threads or max(1, cores // (1 + settings.search.searchers))
         self._temp = tempfile.mkdtemp(prefix="tba-")
         self._depot: Any = None
+        self._publishing: Any = None
         self._is_searching = False
         try:
             ray.init(
@@ -140,7 +139,7 @@ class Cluster:
         round_ = step // self._sync
         if step % self._sync == 0:
             notice, tensors = self._trainer.publish.options(num_returns=2).remote(round_)
-            self._published = self._depot.publish.remote(notice, [tensors])
+            self._publishing = self._depot.publish.remote(notice, [tensors])
         drawn = self._depot.draw.remote(step + 1, round_, self._version + ahead)
         return self._trainer.step.remote(step + 1, round_, self._trainer.feed.remote(step + 1, drawn))
 
@@ -155,6 +154,9 @@ class Cluster:
                     f"step {step} was not done within async.wait_limit_s = {self._limit:g} s: {missing}."
                 )
         self._look_after_searchers()
+        if self._publishing is not None:
+            self._get(self._publishing, "the depot to take published weights")
+            self._publishing = None
         return self._get(reference, "the trainer")
 
     # ---- searchers ----

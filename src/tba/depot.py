@@ -34,7 +34,6 @@ class Depot:
         """Restarts of the run."""
         self._rng = np.random.default_rng([settings.seed, 1])
         self._digests: dict[int, str] = {}
-        self._tokens = 0
         self._unscored = 0
         self._fresh_rewards: list[float] = []
 
@@ -54,7 +53,6 @@ class Depot:
     def deliver(self, group: Group) -> str:
         """Takes a group in; returns why its trajectories were rejected, or ''."""
         reason = self._refusal(group)
-        self._tokens += group.num_tokens
         self._unscored += len(group.unscored)
         if reason:
             self.buffer.reject(group, reason)
@@ -87,8 +85,8 @@ class Depot:
         return draws, {
             m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
             m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
-            m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self._tokens, m.SEARCH_REWARD: m.mean(fresh),
-            m.DRAW_SECONDS: time.perf_counter() - started,
+            m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self.buffer.delivered_tokens,
+            m.SEARCH_REWARD: m.mean(fresh), m.DRAW_SECONDS: time.perf_counter() - started,
         }
 
     def ledger(self) -> dict[str, Any]:
@@ -99,7 +97,7 @@ class Depot:
         """Writes buffer, leases, counters and the state of the drawing RNG into the folder `path`."""
         self.buffer.save(path)
         state = {
-            "leases": self.leases.state(), "attempt": self.attempt, "tokens": self._tokens,
+            "leases": self.leases.state(), "attempt": self.attempt,
             "unscored": self._unscored, "rng": self._rng.bit_generator.state,
             "fresh_rewards": self._fresh_rewards,
         }
@@ -111,7 +109,7 @@ class Depot:
         state = json.loads((path / "depot.json").read_text("utf-8"))
         self.leases.restore(state["leases"])
         self.attempt = state["attempt"] + 1
-        self._tokens, self._unscored = state["tokens"], state["unscored"]
+        self._unscored = state["unscored"]
         self._fresh_rewards = state["fresh_rewards"]
         self._rng.bit_generator.state = state["rng"]
 

@@ -9,8 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tba import catalog, checkpoint
 from tba.reading import check_settings, read_settings
 from tba.settings import Settings, SettingsError
@@ -25,7 +23,7 @@ def settings_of(run: Path) -> Settings:
     config = run / "config.yaml"
     if not config.is_file():
         raise SettingsError([f"{str(run)!r} is no run directory: it has no config.yaml."])
-    return check_settings(yaml.safe_load(config.read_text("utf-8")))
+    return read_settings(str(config))
 
 
 def subject_of(where: str, recipe: str | None) -> tuple[Settings, Settings]:
@@ -37,16 +35,14 @@ def subject_of(where: str, recipe: str | None) -> tuple[Settings, Settings]:
     Raises:
         SettingsError: `where` is neither a finished run nor a model.
     """
-    path = Path(where)
-    if (path / "config.yaml").is_file():
-        settings = settings_of(path) if recipe is None else read_settings(recipe)
-        if not (path / "final" / "config.json").is_file():
-            raise SettingsError([f"run {where!r} has no final model yet; finish it with: tba resume {where}"])
-        where = str(path / "final")
-    else:
-        settings = read_settings(recipe or "arithmetic")
-    subject = check_settings({**settings.resolved(), "model": where})
-    return subject, settings if (path / "config.yaml").is_file() else subject
+    run = Path(where)
+    if not (run / "config.yaml").is_file():
+        subject = check_settings({**read_settings(recipe or "arithmetic").resolved(), "model": where})
+        return subject, subject
+    settings = settings_of(run) if recipe is None else read_settings(recipe)
+    if not (run / "final" / "config.json").is_file():
+        raise SettingsError([f"run {where!r} has no final model yet; finish it with: tba resume {where}"])
+    return check_settings({**settings.resolved(), "model": str(run / "final")}), settings
 
 
 def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
@@ -58,10 +54,10 @@ def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
     policy = assembly.make_policy(settings, task)
     questions = assembly.make_questions(settings, task, policy)
     start = assembly.make_policy(reference, task)
-    chosen, objective = settings.evaluation, settings.objective
+    chosen = settings.evaluation
     found = assembly.make_evaluator(settings, questions, start).evaluate(
         copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples,
-        beta=objective.beta if objective.beta_final is None else objective.beta_final,
+        beta=settings.final_beta,
     )
     return found.metrics
 
@@ -82,7 +78,7 @@ def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
             say(f"step {step['step']}/{settings.sft.steps}  loss {step['loss']:.4f} nats per token")
     chosen = settings.evaluation
     found = evaluator.evaluate(
-        copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples, beta=settings.objective.beta
+        copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples, beta=settings.final_beta
     )
     policy.save(folder)
     return found.metrics

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 METRICS: dict[str, Metric] = {}
+
+Say = Callable[[str, Mapping[str, Any]], None]
+"""Told of ("ready" | "step" | "evaluation" | "note", record) as they come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

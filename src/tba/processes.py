@@ -19,6 +19,7 @@ from tba.depot import Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
 from tba.settings import Settings
+from tba.weights import Weights, check_monotone
 
 if TYPE_CHECKING:
     from tba.batch import Batch
@@ -77,8 +78,7 @@ class DepotProcess:
 
     async def publish(self, notice: Notice, tensors: Sequence[Any]) -> None:
         """Makes a publication the newest; `tensors` holds one reference."""
-        if self._newest is not None and (notice.version, notice.round) < (self._newest.version, self._newest.round):
-            raise ValueError(f"version went backwards: {notice} after {self._newest}.")
+        check_monotone(self._newest, notice)
         async with self._changed:
             self._newest, self._tensors = notice, tensors
             self._depot.expect(notice.version, notice.digest)
@@ -266,8 +266,6 @@ class SearcherProcess:
 
     def run(self, depot: Any) -> None:
         """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process."""
-        from tba.weights import Weights
-
         held: Notice | None = None
         searcher = self._searcher
         deliver: Callable[..., Any] = depot.deliver.remote

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,20 +20,15 @@ from tba import assembly, checkpoint
 from tba import metrics as m
 from tba.evaluate import Evaluation
 from tba.loop import Ask, Journey, Lockstep
+from tba.metrics import Say
 from tba.policy import copy_out
 from tba.report import write_report
-from tba.settings import Settings, SettingsError
+from tba.settings import DEBUG, Settings, SettingsError
 from tba.tasks.protocol import fingerprint
 from tba.weights import Tensors
 
-DEBUG = "TBA_DEBUG"
-"""Environment variable that shows the traceback of what ended a run."""
-
 EVALUATION_LIMIT_S = 600.0
 """Seconds that an evaluation beside training may still take when training is over."""
-
-Say = Callable[[str, Mapping[str, Any]], None]
-"""Told of ("step" | "evaluation" | "note", record) as they come."""
 
 
 class RunDirectory:
@@ -233,11 +228,11 @@ class Run:
     # ---- evaluating ----
 
     def _evaluate(self, tensors: Tensors, version: int, *, during: bool = False) -> Evaluation:
-        chosen, objective = self._settings.evaluation, self._settings.objective
+        chosen = self._settings.evaluation
         return self._evaluator.evaluate(
             tensors, version, prompts=chosen.during_prompts if during else chosen.prompts,
             samples=1 if during else chosen.samples, greedy=not during,
-            beta=objective.beta if objective.beta_final is None else objective.beta_final,
+            beta=self._settings.final_beta,
         )
 
     def _evaluate_beside(self) -> None:

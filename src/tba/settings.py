@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tba import catalog
 
+DEBUG = "TBA_DEBUG"
+"""Environment variable that lets tracebacks through."""
+
 Mode = Literal["async", "lockstep"]
 Sampler = Literal["recent", "reward", "uniform"]
 
@@ -297,6 +300,12 @@ class Settings(Section):
         """Largest age that counts as recent, in steps."""
         given = self.buffer.recent_age
         return 2 * self.trainer.sync_every - 1 if given is None else given
+
+    @property
+    def final_beta(self) -> float:
+        """Beta that training ends with; the exact target is that of this one."""
+        objective = self.objective
+        return objective.beta if objective.beta_final is None else objective.beta_final
 
     @property
     def sampling_temperature(self) -> float:

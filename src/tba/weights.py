@@ -68,7 +68,21 @@ class MemoryStore:
         return self._newest
 
 
-def check_monotone(newest: Weights | None, weights: Weights) -> None:
+class Publication(Protocol):
+    """What a publication says of itself, with or without its tensors."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps the weights have had."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Publications before it."""
+        ...
+
+
+def check_monotone(newest: Publication | None, weights: Publication) -> None:
     """Raises ValueError if `weights` are older than `newest`."""
     if newest is not None and (weights.version, weights.round) < (newest.version, newest.round):
         raise ValueError(

@@ -77,6 +77,11 @@ class ReplayBuffer:
         """Trajectories that entered the buffer so far."""
         return self._count["delivered"].total() - self._count["rejected"].total()
 
+    @property
+    def delivered_tokens(self) -> int:
+        """Completion tokens delivered so far, rejected ones included."""
+        return self._count_tokens["delivered"].total()
+
     def add(self, group: Group) -> None:
         """Takes a delivered group in: scored trajectories enter, unscored ones are counted by reason."""
         self._count_delivered(group)
@@ -168,8 +173,8 @@ class ReplayBuffer:
             self._pool_order.append(prompt.id)
         return pool
 
-    def _insert(self, pool: Pool, trajectory: Trajectory, uses: int = 0) -> None:
-        entry = Entry(number=self._next_entry, trajectory=trajectory, uses=uses)
+    def _insert(self, pool: Pool, trajectory: Trajectory) -> None:
+        entry = Entry(number=self._next_entry, trajectory=trajectory)
         self._next_entry += 1
         self._store(pool, entry)
 
@@ -206,7 +211,9 @@ class ReplayBuffer:
                     self._evict(number, "too old")
 
     def _evict_used_up(self, pool: Pool) -> bool:
-        spent = [e.number for e in pool.entries.values() if self.max_uses is not None and e.uses >= self.max_uses]
+        if self.max_uses is None:
+            return False
+        spent = [e.number for e in pool.entries.values() if e.uses >= self.max_uses]
         for number in spent:
             self._evict(number, "used up")
         return bool(spent)
