@@ -1,6 +1,7 @@
 """Async against each of its sides alone, and against lockstep: medians and ratios of interleaved runs.
 
-The learning rate is so small that the policy stays where it is: every measurement sees the same work.
+Each side alone works on a policy that stays where it is, and so does the async run beside them: their learning
+rate is so small that every measurement sees the same work. Async against lockstep are runs that learn.
 
     python benchmarks/speed.py --rounds 5 --json speed.json
 """

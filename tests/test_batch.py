@@ -113,7 +113,6 @@ def test_columns_of_a_known_batch() -> None:
     assert micro.version_N.tolist() == [4, 7]
     assert micro.length_N.tolist() == [3, 1]
     assert batch.num_tokens == 2 + 3 + 2 + 1
-    assert batch.draws == (draw,)
 
 
 def test_denominator_counts_groups_of_two_or_more_over_the_whole_batch() -> None:

@@ -219,7 +219,7 @@ def test_check_refuses_what_train_would_refuse(override, capsys):
 @pytest.mark.parametrize(
     ("recipe", "line"),
     [("enumerable", "8 groups x 16 trajectories = 128 trajectories a step"),
-     ("arithmetic", "32 groups x 8 trajectories = 256 trajectories a step"), ("arithmetic-sft", "parameters")],
+     ("arithmetic", "64 groups x 8 trajectories = 512 trajectories a step"), ("arithmetic-sft", "parameters")],
 )
 def test_check_prints_the_arithmetic_of_every_recipe(recipe, line, capsys):
     assert main(["check", recipe]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,10 @@ def test_the_metrics_of_a_draw_are_those_of_the_buffer_and_of_what_came_since_th
     assert (found[m.BUFFER_SIZE], found[m.BUFFER_PROMPTS], found[m.INSERTED]) == (18, 5, 18)
     assert found[m.REUSE] == pytest.approx(4 / 18)
     assert found[m.SEARCH_REWARD] == pytest.approx((0.1 + 0.2 + 0.3) / 3)
-    _, found = depot.draw(1)
+    assert found[m.DRAWN_BY] == dict(Counter(draw.sampler for draw in draws))
+    assert found[m.USES_MEAN] == 0.0
+    again, found = depot.draw(1)
+    assert found[m.USES_MEAN] == pytest.approx(sum(u for draw in again for u in draw.uses) / 4)
     assert found[m.REUSE] == pytest.approx(8 / 18)
     assert found[m.SEARCH_REWARD] != found[m.SEARCH_REWARD]  # NaN: nothing came
 

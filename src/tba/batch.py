@@ -14,6 +14,8 @@ from torch import Tensor
 
 from tba.buffer.entries import Draw
 
+Ids = tuple[int, ...]
+
 PAD = 0
 """Fills places beyond a row's length. Any id would do: every mask comes from lengths."""
 
@@ -63,13 +65,8 @@ class Batch:
     micro_batches: tuple[MicroBatch, ...]
     num_groups: int
     """Groups with at least two trajectories: the denominator of the loss."""
-    draws: tuple[Draw, ...]
-    """Where the groups came from."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and completion tokens, without padding."""
-        return sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in self.draws for t in d.trajectories)
+    num_tokens: int
+    """Prompt and completion tokens, without padding."""
 
 
 def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
@@ -80,25 +77,22 @@ def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
     """
     if not draws:
         raise ValueError("a batch of 0 groups has no gradient; draw at least 1 group.")
-    order = sorted(range(len(draws)), key=lambda i: (-_longest(draws[i]), i))
+    longest = [len(d.prompt.tokens) + max(len(t.completion.tokens) for t in d.trajectories) for d in draws]
     plan: list[list[int]] = []
-    for number in order:
-        fits = plan and _padded([draws[i] for i in (*plan[-1], number)]) <= max_tokens
-        if fits:
+    width, rows = 0, set[tuple[Ids, Ids]]()
+    for number in sorted(range(len(draws)), key=lambda i: (-longest[i], i)):
+        own = {(draws[number].prompt.tokens, t.completion.tokens) for t in draws[number].trajectories}
+        if plan and width * len(rows | own) <= max_tokens:
             plan[-1].append(number)
+            rows |= own
         else:
             plan.append([number])
+            width, rows = longest[number], own
     micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], max_tokens) for numbers in plan)
-    return Batch(micro_batches=micro, num_groups=sum(m.num_groups for m in micro), draws=tuple(draws))
-
-
-def _longest(draw: Draw) -> int:
-    return len(draw.prompt.tokens) + max(len(t.completion.tokens) for t in draw.trajectories)
-
-
-def _padded(draws: Sequence[Draw]) -> int:
-    rows = {(d.prompt.tokens, t.completion.tokens) for d in draws for t in d.trajectories}
-    return max(map(_longest, draws)) * len(rows)
+    return Batch(
+        micro_batches=micro, num_groups=sum(m.num_groups for m in micro),
+        num_tokens=sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in draws for t in d.trajectories),
+    )
 
 
 def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> MicroBatch:
@@ -124,14 +118,12 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
 
 def make_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rows:
     """(prompt ids, completion ids) pairs, right-padded, with inputs and targets one place apart."""
-    lengths = [len(p) + len(c) for p, c in pairs]
-    width = max(lengths) - 1
-    ids = torch.full((len(pairs), width + 1), PAD, dtype=torch.long)
-    for row, (prompt, completion) in enumerate(pairs):
-        ids[row, : lengths[row]] = torch.tensor([*prompt, *completion], dtype=torch.long)
-    place_T = torch.arange(width)
-    length_N1 = torch.tensor(lengths)[:, None]
     start_N1 = torch.tensor([len(p) for p, _ in pairs])[:, None]
+    length_N1 = start_N1 + torch.tensor([len(c) for _, c in pairs])[:, None]
+    width = int(length_N1.max()) - 1
+    ids = torch.full((len(pairs), width + 1), PAD, dtype=torch.long)
+    ids[torch.arange(width + 1) < length_N1] = torch.tensor([i for p, c in pairs for i in (*p, *c)], dtype=torch.long)
+    place_T = torch.arange(width)
     return Rows(
         input_NT=ids[:, :-1],
         target_NT=ids[:, 1:],

@@ -21,11 +21,11 @@ from tba.assembly import Questions
 from tba.loop import Ask
 from tba.metrics import Say
 from tba.policy import Policy
-from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess
+from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess, spare_collector
 from tba.settings import Settings
 from tba.weights import Weights
 
-LOOKAHEAD = 2
+LOOKAHEAD = 3
 """Steps handed to the trainer before the first of them is done, so that it never waits for the driver."""
 POLL_S = 0.2
 """Seconds between looks at the searchers while a step is awaited."""
@@ -75,7 +75,7 @@ class Cluster:
                 logging_level=logging.ERROR, _temp_dir=self._temp,
             )
             self._trainer: Any = self._spawn(
-                TrainerProcess, self._tree, self._threads, self._resume_from, groups={"feed": 1}
+                TrainerProcess, self._tree, self._threads, self._resume_from, groups={"feed": 1, "publish": 1}
             )
             self._searchers = [SearcherState(name=f"searcher-{i}") for i in range(settings.search.searchers)]
             for state in self._searchers:
@@ -97,6 +97,7 @@ class Cluster:
         self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from)
         self._get(self._depot.ready.remote(), "the depot to start")
         self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start")
+        spare_collector()
 
     # ---- steps ----
 
@@ -130,6 +131,7 @@ class Cluster:
 
     def _begin(self) -> None:
         self._is_searching = True
+        self._get(self._depot.begin.remote(self._steps + 1), "the depot")
         self._get(self._trainer.begin.remote(), "the trainer")
         for state in self._searchers:
             state.running = state.handle.run.remote(self._depot)
@@ -138,10 +140,10 @@ class Cluster:
         """Asks for the step after `step` steps, and for the publication before it if its round begins."""
         round_ = step // self._sync
         if step % self._sync == 0:
-            notice, tensors = self._trainer.publish.options(num_returns=2).remote(round_)
-            self._publishing = self._depot.publish.remote(notice, [tensors])
+            notice, tensors = self._trainer.publication.options(num_returns=2).remote(round_)
+            self._publishing = self._depot.publish.remote(notice, [tensors], self._publishing)
         drawn = self._depot.draw.remote(step + 1, round_, self._version + ahead)
-        return self._trainer.step.remote(step + 1, round_, self._trainer.feed.remote(step + 1, drawn))
+        return self._trainer.step.remote(step + 1, self._trainer.feed.remote(step + 1, drawn))
 
     def _await_step(self, step: int, reference: Any) -> dict[str, Any]:
         deadline = time.monotonic() + self._limit
@@ -154,7 +156,7 @@ class Cluster:
                     f"step {step} was not done within async.wait_limit_s = {self._limit:g} s: {missing}."
                 )
         self._look_after_searchers()
-        if self._publishing is not None:
+        if self._publishing is not None and ray.wait([self._publishing], timeout=0)[0]:
             self._get(self._publishing, "the depot to take published weights")
             self._publishing = None
         return self._get(reference, "the trainer")
@@ -206,7 +208,7 @@ class Cluster:
             notice, references = self._get(self._depot.latest.remote(), "the depot")
             tensors = self._get(references[0], "published weights")
         else:
-            both = self._trainer.publish.options(num_returns=2).remote(self._steps // self._sync)
+            both = self._trainer.weights.options(num_returns=2).remote()
             notice, tensors = (self._get(part, "the trainer's weights") for part in both)
         assert isinstance(notice, Notice)
         return Weights(version=notice.version, round=notice.round, digest=notice.digest, tensors=tensors)
@@ -217,6 +219,7 @@ class Cluster:
         saves = [self._trainer.save.remote(where), self._depot.save.remote(where)]
         for reference in saves:
             self._get(reference, "trainer and depot to save")
+        self._get(self._trainer.begin.remote(), "the trainer")
 
     def save_model(self, path: Path) -> None:
         """See `Journey.save_model`."""

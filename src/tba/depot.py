@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -86,7 +87,8 @@ class Depot:
             m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
             m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
             m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self.buffer.delivered_tokens,
-            m.SEARCH_REWARD: m.mean(fresh), m.DRAW_SECONDS: time.perf_counter() - started,
+            m.SEARCH_REWARD: m.mean(fresh), m.USES_MEAN: m.mean(float(u) for draw in draws for u in draw.uses),
+            m.DRAWN_BY: dict(Counter(draw.sampler for draw in draws)), m.DRAW_SECONDS: time.perf_counter() - started,
         }
 
     def ledger(self) -> dict[str, Any]:

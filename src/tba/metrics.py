@@ -53,7 +53,7 @@ LOGP_GAP = _declare("train/logp_gap", "nats per token",
                     "largest gap between searcher's and trainer's log-prob of a completion of age 0, per token")
 STEP_SECONDS = _declare("train/step_s", "s", "forward, backward and optimizer of this step")
 COLLATE_SECONDS = _declare("train/collate_s", "s", "making tensors of the drawn groups")
-WAIT_SECONDS = _declare("train/wait_s", "s", "trainer idle before this step: waiting for data or for publishing")
+WAIT_SECONDS = _declare("train/wait_s", "s", "trainer idle before this step, waiting for its batch, checkpoints aside")
 PUBLISH_SECONDS = _declare("train/publish_s", "s", "copying the weights for publication before this step")
 
 AGE_MEAN = _declare("buffer/age_mean", "steps", "trainer version minus sampling version, when consumed: mean")

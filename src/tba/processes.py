@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import queue
+import gc
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from tba import metrics as m
-from tba.buffer.entries import Draw
 from tba.depot import Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
@@ -23,6 +24,10 @@ from tba.weights import Weights, check_monotone
 
 if TYPE_CHECKING:
     from tba.batch import Batch
+
+
+YIELDS = 4
+"""How much nicer a searcher is than the trainer it shares a machine with: who is ahead makes room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +65,14 @@ class DepotProcess:
         settings = check_settings(tree)
         self._depot = Depot(prompts, settings, lead=settings.async_.lead)
         self._batch_prompts = settings.search.batch_prompts
+        self._max_tokens = settings.trainer.micro_batch_tokens
         if resume_from is not None:
             self._depot.load(Path(resume_from))
         self._changed = asyncio.Condition()
         self._newest: Notice | None = None
         self._tensors: Sequence[Any] = ()
         self._is_stopped = False
-        self._next_draw: int | None = None
+        self._next_draw = 0
         self._out: dict[str, dict[int, Lease]] = {}
         self._delivered: dict[str, int] = {}
         self._last_delivery: dict[str, float] = {}
@@ -74,10 +80,22 @@ class DepotProcess:
 
     async def ready(self) -> int:
         """The run's attempt, once the depot is up."""
+        use_threads(1)
+        spare_collector()
         return self._depot.attempt
 
-    async def publish(self, notice: Notice, tensors: Sequence[Any]) -> None:
-        """Makes a publication the newest; `tensors` holds one reference."""
+    async def begin(self, step: int) -> None:
+        """Makes `step` the first to draw for: calls may arrive in another order than they were made in."""
+        async with self._changed:
+            self._next_draw = step
+            self._changed.notify_all()
+
+    async def publish(self, notice: Notice, tensors: Sequence[Any], after: None = None) -> None:
+        """Makes a publication the newest; `tensors` holds one reference.
+
+        `after` is what the publication before it returned, which orders the two.
+        """
+        del after
         check_monotone(self._newest, notice)
         async with self._changed:
             self._newest, self._tensors = notice, tensors
@@ -111,6 +129,7 @@ class DepotProcess:
             self._delivered[searcher] = self._delivered.get(searcher, 0) + len(groups)
             self._last_delivery[searcher] = time.monotonic()
             self._times[searcher] = times
+            gc.freeze()  # records hold no cycles: they go when nothing refers to them
             self._changed.notify_all()
 
     async def give_back(self, searcher: str) -> tuple[int, int]:
@@ -120,16 +139,21 @@ class DepotProcess:
             self._changed.notify_all()
             return len(lost), self._delivered.pop(searcher, 0)
 
-    async def draw(self, step: int, round_: int, version: int) -> tuple[list[Draw], dict[str, Any]]:
-        """The groups of `step`, once its round has its data and earlier steps have theirs."""
+    async def draw(self, step: int, round_: int, version: int) -> tuple[Batch, dict[str, Any]]:
+        """The batch of `step`, once its round has its data and earlier steps have theirs.
+
+        Batches are made here: as tensors they take the trainer no time to receive.
+        """
+        from tba.batch import collate
+
         async with self._changed:
-            if self._next_draw is None:
-                self._next_draw = step
             await self._changed.wait_for(lambda: self._next_draw == step and self._may_train(round_))
-            drawn = self._depot.draw(version)
+            draws, found = self._depot.draw(version)
             self._next_draw = step + 1
             self._changed.notify_all()
-            return drawn
+        started = time.perf_counter()
+        batch = collate(draws, max_tokens=self._max_tokens)
+        return batch, {**found, m.COLLATE_SECONDS: time.perf_counter() - started}
 
     def _may_train(self, round_: int) -> bool:
         return self._depot.pace.may_train(round_, self._depot.leases.delivered)
@@ -163,11 +187,25 @@ class DepotProcess:
             self._changed.notify_all()
 
 
-def start_process(tree: dict[str, Any], threads: int) -> tuple[Settings, Any, Any]:
-    """Settings, task and start policy in a new process that is to use `threads` threads."""
+def spare_collector() -> None:
+    """Takes everything that is there now out of the garbage collector's sight.
+
+    What the libraries hold after their import takes it 0.2 s a pass, in which the process stands still.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def use_threads(threads: int) -> None:
+    """Makes the calling thread compute with `threads` threads."""
     import torch
 
     torch.set_num_threads(threads)
+
+
+def start_process(tree: dict[str, Any], threads: int) -> tuple[Settings, Any, Any]:
+    """Settings, task and start policy in a new process that is to use `threads` threads."""
+    use_threads(threads)
     from tba import assembly
 
     settings = check_settings(tree)
@@ -176,11 +214,11 @@ def start_process(tree: dict[str, Any], threads: int) -> tuple[Settings, Any, An
 
 
 class TrainerProcess:
-    """The trainer, fed with draws: a second thread makes the next batch while a step runs.
+    """The trainer, on a thread that does nothing else and never asks Ray between two steps.
 
     consumes: draws, one call of `feed` a step
-    waits for: in `step`, the batch that `feed` makes
-    woken by: the driver's calls, in order
+    waits for: on the trainer's thread, the next batch; in `step` and `publication`, what that thread makes
+    woken by: `feed`; the trainer's thread
     produces: metrics, and weights as return values, which the driver owns
     """
 
@@ -190,61 +228,78 @@ class TrainerProcess:
 
         settings, _, policy = start_process(tree, threads)
         self._trainer = Trainer(policy.trainable_copy(), settings)
-        self._max_tokens = settings.trainer.micro_batch_tokens
+        self._sync = settings.trainer.sync_every
         self._limit_s = settings.async_.wait_limit_s
-        self._fed: queue.Queue[tuple[int, Batch, dict[str, Any]]] = queue.Queue()
+        self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
+        self._steps: dict[int, Future[dict[str, Any]]] = {}
+        self._published: dict[int, Future[Weights]] = {}
         if resume_from is not None:
             self._trainer.load(Path(resume_from))
         self._free = time.perf_counter()
         self._publish_s = 0.0
+        self._publish()
 
     def ready(self) -> tuple[int, int]:
         """(steps tried, version), once the trainer is up."""
+        spare_collector()
         return self._trainer.steps, self._trainer.version
 
     @ray.method(concurrency_group="feed")
-    def feed(self, step: int, drawn: tuple[list[Draw], dict[str, Any]]) -> None:
-        """Makes the batch of a later step, on a thread of its own; calls come in the order of the steps."""
-        from tba.batch import collate
+    def feed(self, step: int, drawn: tuple[Batch, dict[str, Any]]) -> None:
+        """Takes the batch of a later step; calls come in the order of the steps."""
+        self._steps[step] = self._thread.submit(self._train, step, *drawn)
 
-        draws, found = drawn
+    def _train(self, step: int, batch: Batch, found: dict[str, Any]) -> dict[str, Any]:
+        """One step, and the publication after it if it ends a round."""
         started = time.perf_counter()
-        batch = collate(draws, max_tokens=self._max_tokens)
-        self._fed.put((step, batch, {**found, m.COLLATE_SECONDS: time.perf_counter() - started}))
-
-    def step(self, step: int, round_: int, fed: None) -> dict[str, Any]:
-        """The optimizer step `step` on the batch fed for it; `fed` is what `feed` returned, which orders the two."""
-        del fed
-        number, batch, found = self._fed.get(timeout=self._limit_s)
-        assert number == step, f"step {step} was fed the batch of step {number}"
-        waited = time.perf_counter()
-        made = self._trainer.step(batch)
+        assert step == self._trainer.steps + 1, f"step {self._trainer.steps + 1} was fed the batch of step {step}"
         record = {
-            **made, **found, m.ROUND: round_, m.WAIT_SECONDS: waited - self._free, m.PUBLISH_SECONDS: self._publish_s
+            **self._trainer.step(batch), **found, m.ROUND: (step - 1) // self._sync,
+            m.WAIT_SECONDS: started - self._free, m.PUBLISH_SECONDS: self._publish_s,
         }
         self._publish_s = 0.0
+        if step % self._sync == 0:
+            self._publish()
         self._free = time.perf_counter()
         return record
 
-    def publish(self, round_: int) -> tuple[Notice, Any]:
-        """A publication: its notice, and its tensors."""
+    def _publish(self) -> None:
         started = time.perf_counter()
-        waited = started - self._free
-        weights = self._trainer.publish(round_)
+        round_ = self._trainer.steps // self._sync
+        self._publication_of(round_).set_result(self._trainer.publish(round_))
         self._publish_s = time.perf_counter() - started
-        self._free = time.perf_counter() - waited
+
+    def _publication_of(self, round_: int) -> Future[Weights]:
+        """The one future of a publication, whoever asks for it first."""
+        return self._published.setdefault(round_, Future())
+
+    def step(self, step: int, fed: None) -> dict[str, Any]:
+        """Metrics of the optimizer step `step`, once it is done; `fed` is what its `feed` returned, or failed with."""
+        del fed
+        return self._steps.pop(step).result(timeout=self._limit_s)
+
+    @ray.method(concurrency_group="publish")
+    def publication(self, round_: int) -> tuple[Notice, Any]:
+        """The weights that round `round_` starts with, once they are made: a notice, and the tensors."""
+        weights = self._publication_of(round_).result(timeout=self._limit_s)
+        del self._published[round_]
         return Notice(version=weights.version, round=round_, digest=weights.digest), weights.tensors
 
+    def weights(self) -> tuple[Notice, Any]:
+        """The weights as they are; only while no step is under way."""
+        weights = self._trainer.publish(self._trainer.steps // self._sync)
+        return Notice(version=weights.version, round=weights.round, digest=weights.digest), weights.tensors
+
     def begin(self) -> None:
-        """Starts the clock of the first wait."""
+        """Starts the clock of the next wait: at the start, and after a checkpoint, which is not waiting for data."""
         self._free = time.perf_counter()
 
     def save(self, path: str) -> None:
-        """See `Trainer.save`."""
+        """See `Trainer.save`; only while no step is under way."""
         self._trainer.save(Path(path))
 
     def save_model(self, path: str) -> None:
-        """Writes the policy as a Hugging Face model folder."""
+        """Writes the policy as a Hugging Face model folder; only while no step is under way."""
         self._trainer.policy.save(Path(path))
 
 
@@ -261,20 +316,28 @@ class SearcherProcess:
         """`tree` is the resolved settings tree."""
         from tba import assembly
 
+        os.nice(YIELDS)
         settings, task, policy = start_process(tree, threads)
         self._searcher = assembly.make_searcher(settings, task, policy, name)
+        self._searcher.warm_up(sorted(policy.stop_ids)[:1])
 
     def run(self, depot: Any) -> None:
-        """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process."""
+        """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process.
+
+        The next leases are asked for before groups are handed over, which takes time on both sides; and groups
+        are handed over only after those before them have arrived, so that they arrive in their order.
+        """
+        spare_collector()
         held: Notice | None = None
         searcher = self._searcher
-        deliver: Callable[..., Any] = depot.deliver.remote
+        asked: Any = depot.lease.remote(searcher.name)
+        delivered: Any = None
         while True:
-            asked = time.perf_counter()
-            orders: Orders | None = ray.get(depot.lease.remote(searcher.name))
-            searcher.times.idle_s += time.perf_counter() - asked
+            started = time.perf_counter()
+            orders: Orders | None = ray.get(asked)
+            searcher.times.idle_s += time.perf_counter() - started
             if orders is None:
-                return
+                break
             if orders.notice != held:
                 held = orders.notice
                 (tensors,) = orders.tensors
@@ -282,4 +345,9 @@ class SearcherProcess:
                     Weights(version=held.version, round=held.round, digest=held.digest, tensors=ray.get(tensors))
                 )
             groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
-            deliver(searcher.name, groups, dataclasses.asdict(searcher.times))
+            asked = depot.lease.remote(searcher.name)
+            if delivered is not None:
+                ray.get(delivered)
+            delivered = depot.deliver.remote(searcher.name, groups, dataclasses.asdict(searcher.times))
+        if delivered is not None:
+            ray.get(delivered)

@@ -107,7 +107,7 @@ class Run:
         self._version: int = self._facts["version"]
         self._wall_before: float = self._facts["wall_s"]
         self._started = time.perf_counter()
-        self._waits = {"wait_s": 0.0, "step_s": 0.0}
+        self._spent = {"wait_s": 0.0, "publish_s": 0.0, "step_s": 0.0, "checkpoint_s": 0.0}
 
     def _prepare(self) -> None:
         settings = self._settings
@@ -166,8 +166,9 @@ class Run:
         settings = self._settings
         for record in self._journey.steps(self._ask):
             self._step, self._version = record[m.STEP], record[m.VERSION]
-            self._waits["wait_s"] += record[m.WAIT_SECONDS]
-            self._waits["step_s"] += record[m.STEP_SECONDS]
+            self._spent["wait_s"] += record[m.WAIT_SECONDS]
+            self._spent["publish_s"] += record.get(m.PUBLISH_SECONDS, 0.0)
+            self._spent["step_s"] += record[m.STEP_SECONDS]
             line = {**record, m.WALL: self._wall()}
             self._directory.append(self._directory.metrics, [m.to_json(line)])
             self._say("step", line)
@@ -199,12 +200,14 @@ class Run:
         return self._wall_before + time.perf_counter() - self._started
 
     def _save(self, wall_s: float) -> None:
+        started = time.perf_counter()
         kept = {name: self._facts[name] for name in ("start", "data")}
         facts = {**kept, "version": self._version, "wall_s": wall_s, "logs": self._directory.sizes()}
         checkpoint.save(
             self._directory.path, self._step, self._journey.save, facts, keep=self._settings.checkpoint.keep
         )
         self._directory.write_json("ledger.json", self._journey.ledger())
+        self._spent["checkpoint_s"] += time.perf_counter() - started
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
@@ -261,12 +264,13 @@ class Run:
     def _finish(self, status: str, message: str, final: Mapping[str, Any]) -> dict[str, Any]:
         wall = self._facts["wall_s"] if status != "failed" else self._wall()
         trained_s = wall - self._wall_before
+        waited_s = self._spent["wait_s"] + self._spent["publish_s"]
         ledger = self._journey.ledger() if status != "failed" else {}
         summary = {
             "status": status, "run": str(self._directory.path), "steps": self._step,
             "version": self._version, "wall_s": wall, "seed": self._settings.seed,
             "start": self._facts["start"], "final": final, "ledger": ledger, "message": message,
-            "trainer": {**self._waits, "wait_share": self._waits["wait_s"] / trained_s if trained_s > 0 else None},
+            "trainer": {**self._spent, "wait_share": waited_s / trained_s if trained_s > 0 else None},
             "searchers": self._journey.times() if status != "failed" else {},
         }
         if ledger:

@@ -50,6 +50,12 @@ class Searcher:
         self.name = name
         self.times = SearchTimes()
 
+    def warm_up(self, ids: Sequence[int]) -> None:
+        """Samples once for the prompt `ids`, so that the first lease does not pay for what is slow only once."""
+        prompt = Prompt(id="warm-up", tokens=tuple(ids), text="")
+        completions = self._engine.generate([prompt], num_samples=2, sampling=self._sampling, seeds=[0])
+        self._reference_logps([prompt], completions)
+
     def adopt(self, weights: Weights) -> None:
         """Loads `weights`, and recomputes the digest from what the engine holds afterwards."""
         started = time.perf_counter()

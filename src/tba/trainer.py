@@ -201,7 +201,10 @@ def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[s
     age_N = version - torch.cat([x.version_N for x in micro])
     fresh_N = age_N == 0
     gap_N = (logp_N - torch.cat([x.searcher_logp_N for x in micro])).abs() / length_N
-    rewards = [[t.reward for t in draw.trajectories] for draw in batch.draws]
+    reward_N = torch.cat([x.reward_N for x in micro])
+    rewards: dict[int, list[float]] = {}
+    for group, reward in zip(torch.cat([x.group_N for x in micro]).tolist(), reward_N.tolist(), strict=True):
+        rewards.setdefault(group, []).append(reward)
     ages = Counter(age_N.tolist())
     log_z = {
         group: value for part in parts
@@ -210,15 +213,13 @@ def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[s
     return {
         m.RESIDUAL_MSE: float(torch.cat([part["residual_N"] for part in parts]).square().mean()),
         m.LOG_Z: m.mean(log_z.values()),
-        m.REWARD: m.mean(r for group in rewards for r in group),
+        m.REWARD: float(reward_N.double().mean()),
         m.KL: float((logp_N - torch.cat([x.ref_logp_N for x in micro])).mean()),
         m.ENTROPY: float(-logp_N.sum() / length_N.sum()),
         m.LENGTH: float(length_N.float().mean()),
         m.TRAIN_TOKENS: batch.num_tokens,
-        m.FLAT_GROUPS: sum(max(group) - min(group) <= FLAT_TOLERANCE for group in rewards),
+        m.FLAT_GROUPS: sum(max(group) - min(group) <= FLAT_TOLERANCE for group in rewards.values()),
         m.LOGP_GAP: float(gap_N[fresh_N].max()) if bool(fresh_N.any()) else None,
         m.AGE_MEAN: float(age_N.float().mean()), m.AGE_MAX: max(ages),
         m.AGE_HISTOGRAM: {str(age): ages[age] for age in sorted(ages)},
-        m.USES_MEAN: m.mean(float(u) for draw in batch.draws for u in draw.uses),
-        m.DRAWN_BY: dict(Counter(draw.sampler for draw in batch.draws)),
     }

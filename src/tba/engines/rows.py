@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,33 +40,34 @@ class Sampled:
         return goes_on_A
 
     @property
-    def ids(self) -> list[list[int]]:
+    def ids(self) -> list[tuple[int, ...]]:
         """[N] ids drawn so far."""
-        found: list[list[int]] = [[] for _ in range(len(self.alive_N))]
-        for row_A, drawn in self.steps:
-            for row, token in zip(row_A.tolist(), drawn.id_N.tolist(), strict=True):
-                found[row].append(token)
-        return found
+        return self._grown(lambda drawn: drawn.id_N)
 
     def completions(
         self, num_samples: int, version: int, decode: Callable[[Sequence[int]], str]
     ) -> list[list[Completion]]:
         """The finished rows, `num_samples` a prompt, in prompt order."""
-        ids = self.ids
-        logps: list[list[float]] = [[] for _ in ids]
-        behaviour: list[list[float]] = [[] for _ in ids]
-        for row_A, drawn in self.steps:
-            for row, logp in zip(row_A.tolist(), drawn.logp_N.tolist(), strict=True):
-                logps[row].append(logp)
-            if drawn.behaviour_logp_N is not None:
-                for row, logp in zip(row_A.tolist(), drawn.behaviour_logp_N.tolist(), strict=True):
-                    behaviour[row].append(logp)
-        cut_N = self.alive_N.tolist()
+        ids, logps = self.ids, self._grown(lambda drawn: drawn.logp_N)
+        behaviour = self._grown(lambda drawn: drawn.behaviour_logp_N)
+        text_of = {tokens: decode(tokens) for tokens in dict.fromkeys(ids)}
         made = [
             Completion(
-                tokens=tuple(ids[n]), text=decode(ids[n]), logps=tuple(logps[n]), version=version,
-                finish="length" if cut_N[n] else "stop", behaviour_logps=tuple(behaviour[n]),
+                tokens=tokens, text=text_of[tokens], logps=logp, version=version,
+                finish="length" if is_cut else "stop", behaviour_logps=behaviour_logp,
             )
-            for n in range(len(ids))
+            for tokens, logp, behaviour_logp, is_cut in zip(ids, logps, behaviour, self.alive_N.tolist(), strict=True)
         ]
         return [made[at : at + num_samples] for at in range(0, len(made), num_samples)]
+
+    def _grown(self, part: Callable[[Drawn], Tensor | None]) -> list[tuple[Any, ...]]:
+        """[N] what each row has of a part of its draws, one entry a step that it was alive for."""
+        steps = [(row_A, value_A) for row_A, drawn in self.steps if (value_A := part(drawn)) is not None]
+        if not steps:
+            return [()] * len(self.alive_N)
+        length_N = torch.zeros(len(self.alive_N), dtype=torch.long)
+        value_NT = steps[0][1].new_zeros(len(self.alive_N), len(steps))
+        for place, (row_A, value_A) in enumerate(steps):
+            value_NT[row_A, place] = value_A
+            length_N[row_A] += 1
+        return [tuple(values[:length]) for values, length in zip(value_NT.tolist(), length_N.tolist(), strict=True)]

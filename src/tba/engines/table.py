@@ -30,7 +30,7 @@ class TableEngine:
         self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[list[Completion]]:
         """See `Engine.generate`."""
-        rows = [list(p.tokens) for p in prompts for _ in range(num_samples)]
+        rows = [p.tokens for p in prompts for _ in range(num_samples)]
         uniform_NT = uniforms(seeds, num_samples, sampling.max_new_tokens)
         sampled = Sampled.start(len(rows), self._policy.stop_ids)
         for place in range(sampling.max_new_tokens):
@@ -45,7 +45,7 @@ class TableEngine:
             sampled.append(alive_N, drawn)
         return sampled.completions(num_samples, self.version, self._policy.decode)
 
-    def _next_logits(self, prefixes: list[list[int]]) -> Tensor:
+    def _next_logits(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:
         lengths = torch.tensor([len(p) for p in prefixes])
         ids = torch.zeros(len(prefixes), int(lengths.max()), dtype=torch.long)
         for row, prefix in enumerate(prefixes):
