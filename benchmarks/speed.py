@@ -1,7 +1,9 @@
 """Async against each of its sides alone, and against lockstep: medians and ratios of interleaved runs.
 
-Each side alone works on a policy that stays where it is, and so does the async run beside them: their learning
-rate is so small that every measurement sees the same work. Async against lockstep are runs that learn.
+Two busy processes slow each other down, on some machines by a quarter; what that leaves is measured too, with a
+searcher and a trainer that know nothing of each other. Each side alone works on a policy that stays where it is,
+and so does the async run beside them: their learning rate is so small that every measurement sees the same work.
+Async against lockstep are runs that learn.
 
     python benchmarks/speed.py --rounds 5 --json speed.json
 """
@@ -16,11 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-STILL = ["trainer.learning_rate=1e-12", "evaluation.prompts=8", "evaluation.samples=1", "evaluation.every=0",
-         "checkpoint.every=0"]
+WITHOUT = ["evaluation.every=0", "checkpoint.every=0"]
+STILL = [*WITHOUT, "trainer.learning_rate=1e-12", "evaluation.prompts=8", "evaluation.samples=1"]
 WARM_STEPS = 20
 """Steps at the start of a run that are not counted."""
 
@@ -65,23 +66,49 @@ def alone(side: str, recipe: str, overrides: list[str], steps: int) -> float:
     return steps / (time.perf_counter() - started)
 
 
-def run(mode: str, recipe: str, overrides: list[str], steps: int) -> tuple[float, float]:
-    """Steps per second of a run after its first steps, and the share of that time that the trainer waited."""
+def train(mode: str, recipe: str, overrides: list[str], folder: str) -> Path:
+    """A finished run in `mode`, in a process of its own; returns its directory."""
+    where = Path(folder) / "run"
+    finish([sys.executable, "-m", "tba", "train", recipe, f"mode={mode}", *overrides, "--run", str(where)])
+    return where
+
+
+def still(recipe: str, overrides: list[str], steps: int) -> tuple[float, float]:
+    """Steps per second of an async run after its first steps, and the share of that time that the trainer waited."""
     with tempfile.TemporaryDirectory() as folder:
-        where = Path(folder) / "run"
-        command = [sys.executable, "-m", "tba", "train", recipe, f"mode={mode}", f"trainer.steps={steps + WARM_STEPS}",
-                   *STILL, *overrides, "--run", str(where)]
-        finish(command)
+        where = train("async", recipe, [*STILL, f"trainer.steps={steps + WARM_STEPS}", *overrides], folder)
         lines = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
     counted = [line for line in lines if "step" in line][WARM_STEPS - 1 :]
     seconds = counted[-1]["wall_s"] - counted[0]["wall_s"]
     return (len(counted) - 1) / seconds, sum(line["train/wait_s"] for line in counted[1:]) / seconds
 
 
+def learning(mode: str, recipe: str, overrides: list[str]) -> dict[str, float]:
+    """Steps per second of a whole run as the recipe has it, its final pass@1, and the share that the trainer waited."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = train(mode, recipe, [*WITHOUT, *overrides], folder)
+        summary = json.loads((where / "summary.json").read_text())
+    return {
+        "steps_per_s": summary["steps"] / summary["wall_s"], "pass@1": summary["final"]["pass@1"],
+        "wait_share": summary["trainer"]["wait_share"],
+    }
+
+
 def in_process(side: str, recipe: str, overrides: list[str], steps: int) -> float:
     """`alone` in a process of its own."""
     command = [sys.executable, __file__, "--alone", side, "--recipe", recipe, "--steps", str(steps), *overrides]
     return float(finish(command, OMP_NUM_THREADS="1").split()[-1])
+
+
+def unconnected(recipe: str, overrides: list[str], steps: int) -> float:
+    """Steps per second of the trainer alone while a searcher, of which it knows nothing, has the other core."""
+    command = [sys.executable, __file__, "--alone", "searcher", "--recipe", recipe, "--steps", str(100 * steps),
+               *overrides]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}) as other:
+        try:
+            return in_process("trainer", recipe, overrides, steps)
+        finally:
+            other.kill()
 
 
 def finish(command: list[str], **environment: str) -> str:
@@ -106,37 +133,42 @@ def main() -> None:
     if chosen.alone:
         print(alone(chosen.alone, recipe, overrides, steps))
         return
-    waits: list[float] = []
-
-    def run_async() -> float:
-        rate, wait = run("async", recipe, overrides, steps)
-        waits.append(wait)
-        return rate
-
-    measures: dict[str, Callable[[], float]] = {
-        "trainer alone": lambda: in_process("trainer", recipe, overrides, steps),
-        "async": run_async,
-        "searcher alone": lambda: in_process("searcher", recipe, overrides, steps),
-        "lockstep": lambda: run("lockstep", recipe, overrides, steps)[0],
-    }
-    rates: dict[str, list[float]] = {name: [] for name in measures}
-    for number in range(chosen.rounds):
-        for name, measure in measures.items():
-            rates[name].append(measure())
-        newest = ", ".join(f"{name} {rate[-1]:.2f}" for name, rate in rates.items())
-        print(f"round {number + 1}: {newest} steps/s", flush=True)
-    slower = [min(a, b) for a, b in zip(rates["trainer alone"], rates["searcher alone"], strict=True)]
-    over_slower = [a / b for a, b in zip(rates["async"], slower, strict=True)]
-    over_lockstep = [a / b for a, b in zip(rates["async"], rates["lockstep"], strict=True)]
-    figures = {
-        "rates_steps_per_s": rates,
-        "async_over_slower_side": over_slower, "async_over_lockstep": over_lockstep, "trainer_wait_share": waits,
-    }
-    print(f"{'median of ' + str(chosen.rounds) + ' rounds':28} {'min':>7} {'median':>7} {'max':>7}")
-    for name, values in [*rates.items(), *list(figures.items())[1:]]:
-        print(f"{name:28} {min(values):7.3f} {statistics.median(values):7.3f} {max(values):7.3f}")
+    figures = measure(chosen.rounds, recipe, overrides, steps)
+    print(f"{'median of ' + str(chosen.rounds) + ' rounds':56} {'min':>7} {'median':>7} {'max':>7}")
+    for name, values in figures.items():
+        print(f"{name:56} {min(values):7.3f} {statistics.median(values):7.3f} {max(values):7.3f}", flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1))
+
+
+def measure(rounds: int, recipe: str, overrides: list[str], steps: int) -> dict[str, list[float]]:
+    """The figures by name, one value a round; each round runs everything once, in turn."""
+    figures: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> float:
+        figures.setdefault(name, []).append(value)
+        return value
+
+    for number in range(rounds):
+        trainer = note("trainer alone, steps/s", in_process("trainer", recipe, overrides, steps))
+        beside_it = note("trainer beside an unconnected searcher, steps/s", unconnected(recipe, overrides, steps))
+        rate, wait = still(recipe, overrides, steps)
+        searcher = note("searcher alone, steps/s", in_process("searcher", recipe, overrides, steps))
+        note("async still, steps/s", rate)
+        note("async still over slower side", rate / min(trainer, searcher))
+        note("async still over trainer beside an unconnected searcher", rate / beside_it)
+        note("async still, trainer waits", wait)
+        beside = learning("async", recipe, overrides)
+        alone_ = learning("lockstep", recipe, overrides)
+        note("async learning, steps/s", beside["steps_per_s"])
+        note("lockstep learning, steps/s", alone_["steps_per_s"])
+        note("async over lockstep", beside["steps_per_s"] / alone_["steps_per_s"])
+        note("async pass@1", beside["pass@1"])
+        note("lockstep pass@1", alone_["pass@1"])
+        note("async learning, trainer waits", beside["wait_share"])
+        print(f"round {number + 1}: " + ", ".join(f"{name} {values[-1]:.3f}" for name, values in figures.items()),
+              flush=True)
+    return figures
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def test_check_prints_the_arithmetic_of_every_recipe(recipe, line, capsys):
 def test_recipes_lists_every_built_in_recipe(capsys):
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["arithmetic-sft", "arithmetic", "enumerable"]
+    assert [line.split()[0] for line in lines] == ["arithmetic-sft", "arithmetic", "enumerable-llama", "enumerable"]
     assert all(len(line.split()) > 4 for line in lines)
 
 

@@ -84,6 +84,28 @@ def test_a_searcher_that_fails_is_named_restarted_and_then_ends_the_run(tmp_path
     assert "boom" in summary["message"] or "did not start" in summary["message"]
 
 
+def test_a_searcher_that_hangs_ends_the_run_with_what_is_missing(tmp_path: Path) -> None:  # case h01
+    reward = tmp_path / "my_reward.py"
+    reward.write_text(
+        "import time\n\n\ndef score(prompt, completions):\n"
+        "    if len(completions) == 8:  # a searcher's, not the evaluation's\n        time.sleep(600)\n"
+        "    return [0.0] * len(completions)\n"
+    )
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1+1="}) + "\n" for n in range(8)))
+    words = ("task.name=custom", f"task.path={data}", f"task.reward={reward}:score", "task.held_out=2",
+             "search.score_limit_s=900", "async.wait_limit_s=5", "trainer.groups_per_step=4", "trainer.sync_every=2",
+             "buffer.reuse=1", "buffer.initial=0", "search.batch_prompts=4", "evaluation.prompts=2")
+    settings = read_settings("arithmetic", overrides("async", *words))
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(settings)
+    summary = Run(settings, directory, lambda kind, record: None).execute()
+    assert summary["status"] == "failed"
+    assert "step 1 was not done within async.wait_limit_s = 5 s" in summary["message"]
+    assert "round 0 needs 8 prompts delivered, 0 are" in summary["message"]
+    assert summary["wall_s"] < 20
+
+
 def children_named(pid: int, title: str) -> list[int]:
     """Descendants of a process whose command line begins with `title`."""
     parents: dict[int, int] = {}

@@ -202,6 +202,19 @@ def test_weights_adopted_between_batches_sample_the_next() -> None:
     assert [c.tokens for c in first.completions] != [c.tokens for c in second.completions]
 
 
+def test_weights_that_do_not_fit_are_refused_and_search_goes_on_with_the_old_ones() -> None:  # cases h04, h11
+    searcher = make_searcher()
+    searcher.adopt(Weights.of(copy_out(table_policy(7).model), version=5, round_=1))
+    (before,) = searcher.search(LEASES[:1])
+    torn = {name: tensor[:-1] for name, tensor in copy_out(table_policy(8).model).items()}
+    with pytest.raises(ValueError, match=r"weights do not fit the model.*shapes"):
+        searcher.adopt(Weights.of(torn, version=6, round_=2))
+    assert list(searcher.search(LEASES[:1])) == [before]
+    searcher.adopt(Weights.of(copy_out(table_policy(8).model), version=6, round_=2))
+    (after,) = searcher.search(LEASES[:1])
+    assert (before.version, after.version) == (5, 6)
+
+
 def test_reference_stays_when_weights_are_adopted() -> None:
     policy: Policy = table_policy(1)
     searcher = make_searcher(engine=TableEngine(policy.frozen_copy()), reference=policy.frozen_copy())

@@ -31,6 +31,8 @@ POLL_S = 0.2
 """Seconds between looks at the searchers while a step is awaited."""
 BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before the first, second, ... restart in a row of a searcher."""
+START_LIMIT_S = 120.0
+"""Seconds that a process may take to start, at least: the libraries' import is no wait of the run."""
 GOODBYE_LIMIT_S = 20.0
 """Seconds that searchers may take to finish their batch when the run is over."""
 
@@ -95,8 +97,9 @@ class Cluster:
         del policy
         prompts = ray.put(list(questions.training))
         self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from)
-        self._get(self._depot.ready.remote(), "the depot to start")
-        self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start")
+        limit = max(self._limit, START_LIMIT_S)
+        self._get(self._depot.ready.remote(), "the depot to start", limit)
+        self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start", limit)
         spare_collector()
 
     # ---- steps ----
@@ -239,17 +242,19 @@ class Cluster:
             ray.shutdown()
         shutil.rmtree(self._temp, ignore_errors=True)
 
-    def _get(self, reference: Any, awaited: str) -> Any:
-        """The value of a reference, within the limit.
+    def _get(self, reference: Any, awaited: str, limit_s: float | None = None) -> Any:
+        """The value of a reference, within the limit, which is `async.wait_limit_s` unless given.
 
         Raises:
             RunFailedError: the limit passed, or the process failed or died.
             OSError: the process could not write.
         """
         try:
-            return ray.get(reference, timeout=self._limit)
+            return ray.get(reference, timeout=limit_s or self._limit)
         except GetTimeoutError as error:
-            raise RunFailedError(f"waited async.wait_limit_s = {self._limit:g} s for {awaited}.") from error
+            raise RunFailedError(
+                f"waited {limit_s or self._limit:g} s for {awaited} (async.wait_limit_s = {self._limit:g})."
+            ) from error
         except RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error

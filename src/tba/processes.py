@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 YIELDS = 4
-"""How much nicer a searcher is than the trainer it shares a machine with: who is ahead makes room."""
+"""How much nicer depot and searchers are than the trainer they share a machine with: who is ahead makes room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,7 @@ class DepotProcess:
     def __init__(self, tree: dict[str, Any], prompts: Sequence[Prompt], resume_from: str | None) -> None:
         """`tree` is the resolved settings tree."""
         settings = check_settings(tree)
+        os.nice(YIELDS)
         self._depot = Depot(prompts, settings, lead=settings.async_.lead)
         self._batch_prompts = settings.search.batch_prompts
         self._max_tokens = settings.trainer.micro_batch_tokens
