@@ -15,6 +15,7 @@ from tba.engines.table import TableEngine
 from tba.engines.transformers import TransformersEngine
 from tba.leases import completion_seed
 from tba.policy import Policy, copy_out
+from tba.exploration import Exploration
 from tba.records import Completion, Group, Lease, Prompt
 from tba.rewards.functions import MAX_DETAIL, Failure, Score
 from tba.searcher import Searcher
@@ -94,7 +95,7 @@ def make_searcher(
 ) -> Searcher:
     return Searcher(
         engine=engine or TableEngine(table_policy(1)), reference=reference or table_policy(2),
-        task=task or LengthTask(), sampling=SAMPLING, num_samples=num_samples, batch_prompts=batch_prompts,
+        task=task or LengthTask(), exploration=Exploration(SAMPLING), num_samples=num_samples, batch_prompts=batch_prompts,
         seed=seed, **options,
     )  # fmt: skip
 

@@ -37,12 +37,20 @@ def subject_of(where: str, recipe: str | None) -> tuple[Settings, Settings]:
     """
     run = Path(where)
     if not (run / "config.yaml").is_file():
-        subject = check_settings({**read_settings(recipe or "arithmetic").resolved(), "model": where})
+        subject = check_settings({**_plain(read_settings(recipe or "arithmetic")), "model": where})
         return subject, subject
     settings = settings_of(run) if recipe is None else read_settings(recipe)
     if not (run / "final" / "config.json").is_file():
         raise SettingsError([f"run {where!r} has no final model yet; finish it with: tba resume {where}"])
-    return check_settings({**settings.resolved(), "model": str(run / "final")}), settings
+    start = check_settings(_plain(settings))
+    return check_settings({**_plain(settings), "model": str(run / "final")}), start
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    """The resolved tree without adapter: a final model has it merged in, and a start policy's changes nothing."""
+    tree = settings.resolved()
+    tree["policy"]["lora"] = {}
+    return tree
 
 
 def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
