@@ -176,6 +176,30 @@ def has_lines(run: Path, count: int) -> Callable[[], bool]:
     return lambda: log.exists() and log.read_bytes().count(b"\n") >= count
 
 
+MOVING = {
+    "reset": ["reference.kind=reset", "reference.every=24", "reference.reset_optimizer=true"],
+    "steered": ["reference.kind=ema", "reference.decay=0.9", "reference.every=3", "objective.target_kl=0.5",
+                "search.temperature={low: 0.8, high: 1.6, share: 0.7}", "search.top_p={low: 0.8, high: 1.0}"],
+}
+"""Runs with everything that a checkpoint must hold besides weights."""
+
+
+@pytest.mark.parametrize("words", MOVING.values(), ids=list(MOVING))
+def test_a_moving_reference_is_resumed_to_the_bit(tmp_path: Path, words: list[str]):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(["train", "enumerable", *FEW, *words, "--run", str(whole)]) == 0
+    process = start("train", "enumerable", *FEW, *words, "--run", str(run))
+    until(has_lines(run, 55), process)
+    process.kill()
+    process.communicate()
+    assert checkpoint.complete(run)
+    assert main(["resume", str(run)]) == 0
+    check_same(run, whole)
+    versions = {line[m.REF_VERSION] for line in steps_of(whole)}
+    assert len(versions) == (4 if "reference.kind=reset" in words else 32)
+    assert any(line[m.RESCORED] > 0 for line in steps_of(whole))
+
+
 @pytest.mark.parametrize("points", [(36, 71), (50, 51)], ids=str)
 def test_killed_and_resumed_equals_never_killed_to_the_bit(whole: Path, tmp_path: Path, points):
     run = tmp_path / "run"

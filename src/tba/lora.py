@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def add_adapter(model: torch.nn.Module, settings: LoraSettings, seed: int) -> An
         target_modules="all-linear" if settings.targets is None else list(settings.targets),
         lora_dropout=0.0, task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft asks a model of transformers for a property under its old name
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         torch.manual_seed(seed)
         try:
             return get_peft_model(model, config)  # type: ignore[arg-type]
