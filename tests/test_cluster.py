@@ -66,7 +66,8 @@ def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: s
         torch.set_num_threads(threads)
     two, beside, _ = execute(tmp_path / "async", recipe, *overrides("async", "async.lead=0", *words))
     assert one["status"] == two["status"] == "done"
-    for name in ("train/loss", "train/grad_norm", "train/rescored", "train/ref_version", "train/beta", "buffer/age_histogram", "buffer/drawn_by", "buffer/size"):
+    for name in ("train/loss", "train/grad_norm", "train/rescored", "train/ref_version", "train/beta",
+                 "buffer/age_histogram", "buffer/drawn_by", "buffer/size"):
         assert [record[name] for record in lockstep] == [record[name] for record in beside], name
     assert one["ledger"] == two["ledger"]
     weights = [(tmp_path / mode / "final" / "model.safetensors").read_bytes() for mode in ("lockstep", "async")]

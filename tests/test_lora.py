@@ -218,3 +218,30 @@ def test_targets_choose_the_layers_and_unknown_ones_are_refused() -> None:
 def test_an_adapter_on_a_table_is_refused_before_a_model_loads() -> None:
     with pytest.raises(ValueError, match=r"policy\.lora\.rank = 2"):
         make_settings(model="new-table", engine={"name": "table"}, policy={"lora": {"rank": 2}})
+
+
+# ---- whole runs -------------------------------------------------------------------------------------
+
+
+def test_a_run_trains_an_adapter_and_its_final_model_is_evaluated_as_any(tmp_path: Path) -> None:
+    from tba import jobs
+    from tba.reading import read_settings
+    from tba.run import Run, RunDirectory
+
+    words = ["mode=lockstep", "trainer.steps=4", "trainer.sync_every=2", "trainer.groups_per_step=8",
+             "policy.lora.rank=4", "search.batch_prompts=8", "evaluation.every=0", "evaluation.prompts=8",
+             "trainer.learning_rate=0.01", "policy.lora.targets=[q_proj, v_proj]", "buffer.initial=0", "buffer.reuse=1",
+             "trainer.warmup_steps=0"]
+    settings = read_settings("arithmetic", words)
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(settings)
+    summary = Run(settings, directory, lambda kind, record: None).execute()
+    assert summary["status"] == "done"
+    assert summary["start"][m.EVAL_KL] == pytest.approx(0.0, abs=1e-5)
+    assert abs(summary["final"][m.EVAL_KL]) > 1e-3  # an estimate from samples, of either sign
+    saved = load_file(next((tmp_path / "run" / "checkpoints").iterdir()) / "trainer.safetensors")
+    assert all(lora.is_adapter_name(name) for name in saved)
+    found = jobs.evaluate(*jobs.subject_of(str(tmp_path / "run"), None))
+    for name in (m.PASS_1, m.EVAL_KL, m.EVAL_REWARD, m.EVAL_LENGTH):
+        assert found[name] == pytest.approx(summary["final"][name], abs=1e-4), name
+    assert "one base" in jobs.arithmetic_of(settings)["memory"]

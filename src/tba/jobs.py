@@ -126,11 +126,17 @@ def arithmetic_of(settings: Settings) -> dict[str, str]:
     parameters = parameters_of(settings)
     if parameters is not None:
         mib = 4 * parameters / 2**20
+        moving = settings.reference.kind != "fixed"
         found["model"] = f"{parameters / 1e6:.2f}M parameters"
         found["memory"] = (
-            f"trainer {4 * mib:.0f} MiB (weights, gradients, two moments), each searcher {2 * mib:.0f} MiB "
-            f"(weights, reference), activations and libraries besides"
+            f"trainer {(4 + moving) * mib:.0f} MiB (weights, gradients, two moments{', reference' * moving}), each "
+            f"searcher {2 * mib:.0f} MiB (weights, reference), activations and libraries besides"
         )
+        if settings.policy.lora.rank:
+            found["memory"] = (
+                f"trainer and each searcher {mib:.0f} MiB (one base, which policy and reference share), adapters, "
+                f"activations and libraries besides"
+            )
     return found
 
 
