@@ -241,7 +241,10 @@ def test_a_reference_is_copied_for_publication_once_a_version_and_does_not_chang
     for _ in range(2):
         trainer.step(batch)
     assert all((first.reference[name] == kept[name]).all() for name in kept)
-    assert trainer.publish(2).ref_version == 4
+    second = trainer.publish(2)
+    assert second.ref_version == 4
+    assert second.reference is not None
+    assert any((second.reference[name] != kept[name]).any() for name in kept)
 
 
 def test_policy_and_reference_share_one_temperature() -> None:
