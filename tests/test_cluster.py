@@ -52,6 +52,10 @@ def adds_up(ledger: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(("recipe", "words"), [
     ("enumerable", ("trainer.steps=24", "trainer.sync_every=8", "buffer.initial=300")),
     ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8")),
+    ("enumerable", ("trainer.steps=24", "trainer.sync_every=4", "reference.kind=reset", "reference.every=6",
+                    "search.temperature={low: 0.8, high: 1.6}", "objective.target_kl=0.5")),
+    ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8",
+                    "policy.lora.rank=4", "reference.kind=ema", "reference.decay=0.5")),
 ])
 def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: str, words: tuple[str, ...]) -> None:
     threads = torch.get_num_threads()
@@ -62,7 +66,8 @@ def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: s
         torch.set_num_threads(threads)
     two, beside, _ = execute(tmp_path / "async", recipe, *overrides("async", "async.lead=0", *words))
     assert one["status"] == two["status"] == "done"
-    for name in ("train/loss", "train/grad_norm", "buffer/age_histogram", "buffer/drawn_by", "buffer/size"):
+    for name in ("train/loss", "train/grad_norm", "train/rescored", "train/ref_version", "train/beta",
+                 "buffer/age_histogram", "buffer/drawn_by", "buffer/size"):
         assert [record[name] for record in lockstep] == [record[name] for record in beside], name
     assert one["ledger"] == two["ledger"]
     weights = [(tmp_path / mode / "final" / "model.safetensors").read_bytes() for mode in ("lockstep", "async")]

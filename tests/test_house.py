@@ -66,7 +66,7 @@ FOREIGN = {
 
 OWNERS = {
     "transformers": ("policy*", "table_model*", "sft*", "engines/transformers.py", "trainer_api*"),
-    "peft": ("policy*",),
+    "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),
     "ray": ("cluster*", "processes*"),
     "datasets": ("tasks*", "trainer_api*"),

@@ -28,7 +28,8 @@ from tba.tasks.enumerable import Enumerable
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TIMES = {m.WALL, m.WAIT_SECONDS, m.STEP_SECONDS, m.COLLATE_SECONDS, m.DRAW_SECONDS, m.PUBLISH_SECONDS}
+TIMES = {m.WALL, m.WAIT_SECONDS, m.STEP_SECONDS, m.COLLATE_SECONDS, m.DRAW_SECONDS, m.PUBLISH_SECONDS,
+         m.RESCORE_SECONDS}
 STEPS = 96
 FEW = ["trainer.steps=96", "checkpoint.every=20", "evaluation.every=0", "evaluation.samples=8", "seed=5"]
 """Checkpoints at the ends of rounds 32, 48, 64, 80 and 96."""
@@ -173,6 +174,30 @@ def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 def has_lines(run: Path, count: int) -> Callable[[], bool]:
     log = run / "metrics.jsonl"
     return lambda: log.exists() and log.read_bytes().count(b"\n") >= count
+
+
+MOVING = {
+    "reset": ["reference.kind=reset", "reference.every=24", "reference.reset_optimizer=true"],
+    "steered": ["reference.kind=ema", "reference.decay=0.9", "reference.every=3", "objective.target_kl=0.5",
+                "search.temperature={low: 0.8, high: 1.6, share: 0.7}", "search.top_p={low: 0.8, high: 1.0}"],
+}
+"""Runs with everything that a checkpoint must hold besides weights."""
+
+
+@pytest.mark.parametrize("words", MOVING.values(), ids=list(MOVING))
+def test_a_moving_reference_is_resumed_to_the_bit(tmp_path: Path, words: list[str]):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(["train", "enumerable", *FEW, *words, "--run", str(whole)]) == 0
+    process = start("train", "enumerable", *FEW, *words, "--run", str(run))
+    until(has_lines(run, 55), process)
+    process.kill()
+    process.communicate()
+    assert checkpoint.complete(run)
+    assert main(["resume", str(run)]) == 0
+    check_same(run, whole)
+    versions = {line[m.REF_VERSION] for line in steps_of(whole)}
+    assert len(versions) == (4 if "reference.kind=reset" in words else 32)
+    assert any(line[m.RESCORED] > 0 for line in steps_of(whole))
 
 
 @pytest.mark.parametrize("points", [(36, 71), (50, 51)], ids=str)

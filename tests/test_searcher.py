@@ -13,6 +13,7 @@ from support import STOP, TEMPERATURE, llama_policy, make_completion, make_lease
 from tba.engines.protocol import Engine, Sampling
 from tba.engines.table import TableEngine
 from tba.engines.transformers import TransformersEngine
+from tba.exploration import Exploration
 from tba.leases import completion_seed
 from tba.policy import Policy, copy_out
 from tba.records import Completion, Group, Lease, Prompt
@@ -94,8 +95,8 @@ def make_searcher(
 ) -> Searcher:
     return Searcher(
         engine=engine or TableEngine(table_policy(1)), reference=reference or table_policy(2),
-        task=task or LengthTask(), sampling=SAMPLING, num_samples=num_samples, batch_prompts=batch_prompts,
-        seed=seed, **options,
+        task=task or LengthTask(), exploration=Exploration(SAMPLING), num_samples=num_samples,
+        batch_prompts=batch_prompts, seed=seed, **options,
     )  # fmt: skip
 
 

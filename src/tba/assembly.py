@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from tba.catalog import ENGINES, make
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
+from tba.exploration import Exploration
 from tba.policy import Policy, load_policy
 from tba.records import Completion, Prompt
 from tba.searcher import Searcher
+from tba.sections import RangeSettings
 from tba.settings import Settings, SettingsError
 from tba.tasks.protocol import Task, check_gold, check_ids_unique, make_task
 
@@ -32,7 +34,7 @@ def make_policy(settings: Settings, task: Task) -> Policy:
     return load_policy(
         settings.model, architecture=settings.architecture, characters=task.characters, seed=settings.seed,
         temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
-        trust_remote_code=settings.policy.trust_remote_code,
+        trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
     )
 
 
@@ -85,18 +87,30 @@ def make_engine(settings: Settings, policy: Policy) -> Engine:
 def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> Searcher:
     """A searcher with its own copies of policy and reference; `policy` is the start policy."""
     search = settings.search
+    is_fixed = settings.reference.kind == "fixed"
     return Searcher(
-        engine=make_engine(settings, policy.frozen_copy()), reference=policy.frozen_copy(), task=task,
-        sampling=Sampling(max_new_tokens=search.max_new_tokens, temperature=settings.sampling_temperature,
-                          top_p=search.top_p),
+        engine=make_engine(settings, policy.frozen_copy()), task=task, exploration=make_exploration(settings),
+        reference=policy.without_adapter() if is_fixed else policy.frozen_copy(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
     )
+
+
+def make_exploration(settings: Settings) -> Exploration:
+    """How searchers sample; where a range is not drawn from, they sample as the policy would."""
+    temperature, top_p = settings.sampling_temperature, settings.search.top_p
+    varied = [value if isinstance(value, RangeSettings) else None for value in (temperature, top_p)]
+    sampling = Sampling(
+        max_new_tokens=settings.search.max_new_tokens,
+        temperature=settings.policy.temperature if isinstance(temperature, RangeSettings) else temperature,
+        top_p=1.0 if isinstance(top_p, RangeSettings) else top_p,
+    )
+    return Exploration(sampling, temperature=varied[0], top_p=varied[1], seed=settings.seed)
 
 
 def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> Evaluator:
     """An evaluator with its own copies of policy and reference; `policy` is the start policy."""
     own = policy.frozen_copy()
     return Evaluator(
-        policy=own, engine=make_engine(settings, own), reference=policy.frozen_copy(), task=questions.task,
+        policy=own, engine=make_engine(settings, own), reference=policy.without_adapter(), task=questions.task,
         prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
     )

@@ -48,6 +48,8 @@ class MicroBatch:
     """Reward units."""
     ref_logp_N: Float[Tensor, " N"]
     """Nats."""
+    ref_version_N: Int[Tensor, " N"]
+    """Version of the reference that gave `ref_logp_N`."""
     searcher_logp_N: Float[Tensor, " N"]
     """Nats, under the weights that sampled."""
     version_N: Int[Tensor, " N"]
@@ -109,6 +111,7 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
         group_N=torch.tensor([number for number, _, _ in flat]),
         reward_N=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
         ref_logp_N=torch.tensor([t.ref_logp for t in trajectories], dtype=torch.float32),
+        ref_version_N=torch.tensor([t.ref_version for t in trajectories]),
         searcher_logp_N=torch.tensor([t.completion.logp for t in trajectories], dtype=torch.float32),
         version_N=torch.tensor([t.completion.version for t in trajectories]),
         length_N=torch.tensor([len(t.completion.tokens) for t in trajectories]),

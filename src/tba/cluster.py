@@ -143,8 +143,8 @@ class Cluster:
         """Asks for the step after `step` steps, and for the publication before it if its round begins."""
         round_ = step // self._sync
         if step % self._sync == 0:
-            notice, tensors = self._trainer.publication.options(num_returns=2).remote(round_)
-            self._publishing = self._depot.publish.remote(notice, [tensors], self._publishing)
+            notice, tensors, reference = self._trainer.publication.options(num_returns=3).remote(round_)
+            self._publishing = self._depot.publish.remote(notice, [tensors], [reference], self._publishing)
         drawn = self._depot.draw.remote(step + 1, round_, self._version + ahead)
         return self._trainer.step.remote(step + 1, self._trainer.feed.remote(step + 1, drawn))
 

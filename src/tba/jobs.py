@@ -37,12 +37,20 @@ def subject_of(where: str, recipe: str | None) -> tuple[Settings, Settings]:
     """
     run = Path(where)
     if not (run / "config.yaml").is_file():
-        subject = check_settings({**read_settings(recipe or "arithmetic").resolved(), "model": where})
+        subject = check_settings({**_plain(read_settings(recipe or "arithmetic")), "model": where})
         return subject, subject
     settings = settings_of(run) if recipe is None else read_settings(recipe)
     if not (run / "final" / "config.json").is_file():
         raise SettingsError([f"run {where!r} has no final model yet; finish it with: tba resume {where}"])
-    return check_settings({**settings.resolved(), "model": str(run / "final")}), settings
+    start = check_settings(_plain(settings))
+    return check_settings({**_plain(settings), "model": str(run / "final")}), start
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    """The resolved tree without adapter: a final model has it merged in, and a start policy's changes nothing."""
+    tree = settings.resolved()
+    tree["policy"]["lora"] = {}
+    return tree
 
 
 def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
@@ -118,11 +126,17 @@ def arithmetic_of(settings: Settings) -> dict[str, str]:
     parameters = parameters_of(settings)
     if parameters is not None:
         mib = 4 * parameters / 2**20
+        moving = settings.reference.kind != "fixed"
         found["model"] = f"{parameters / 1e6:.2f}M parameters"
         found["memory"] = (
-            f"trainer {4 * mib:.0f} MiB (weights, gradients, two moments), each searcher {2 * mib:.0f} MiB "
-            f"(weights, reference), activations and libraries besides"
+            f"trainer {(4 + moving) * mib:.0f} MiB (weights, gradients, two moments{', reference' * moving}), each "
+            f"searcher {2 * mib:.0f} MiB (weights, reference), activations and libraries besides"
         )
+        if settings.policy.lora.rank:
+            found["memory"] = (
+                f"trainer and each searcher {mib:.0f} MiB (one base, which policy and reference share), adapters, "
+                f"activations and libraries besides"
+            )
     return found
 
 

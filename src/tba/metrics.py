@@ -51,6 +51,10 @@ FLAT_GROUPS = _declare("train/flat_groups", "groups", "groups of the batch whose
 SKIPPED = _declare("train/skipped_steps", "steps", "steps skipped so far because loss or gradient was not finite")
 LOGP_GAP = _declare("train/logp_gap", "nats per token",
                     "largest gap between searcher's and trainer's log-prob of a completion of age 0, per token")
+REF_VERSION = _declare("train/ref_version", "steps", "version of the reference that this step measured KL against")
+RESCORED = _declare("train/rescored", "trajectories",
+                    "trajectories of the batch whose reference log-prob was an older reference's, computed again")
+RESCORE_SECONDS = _declare("train/rescore_s", "s", "computing those again, part of `train/step_s`")
 STEP_SECONDS = _declare("train/step_s", "s", "forward, backward and optimizer of this step")
 COLLATE_SECONDS = _declare("train/collate_s", "s", "making tensors of the drawn groups")
 WAIT_SECONDS = _declare("train/wait_s", "s", "trainer idle before this step, waiting for its batch, checkpoints aside")

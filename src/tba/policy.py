@@ -18,8 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tba import lora
 from tba.batch import Rows, make_rows
 from tba.catalog import FRESH, MODELS
+from tba.sections import LoraSettings
 from tba.settings import ArchitectureSettings, SettingsError
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
@@ -90,19 +92,44 @@ class Policy:
         logp_of = dict(zip(distinct, found, strict=True))
         return [logp_of[key] for key in keys]
 
+    def load(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Overwrites the weights; see `copy_in`."""
+        copy_in(self.model, tensors)
+
     def frozen_copy(self) -> Policy:
-        """A copy of the policy as it is now, for use as reference or by an engine."""
-        return dataclasses.replace(self, model=copy.deepcopy(self.model).requires_grad_(False))
+        """A copy of the policy as it is now, for use as reference or by an engine; adapters share their base."""
+        return dataclasses.replace(self, model=_copied(self.model, trainable=False))
 
     def trainable_copy(self) -> Policy:
-        """A copy of the policy as it is now, whose parameters take gradients."""
-        return dataclasses.replace(self, model=copy.deepcopy(self.model).requires_grad_(True))
+        """A copy of the policy as it is now, whose parameters take gradients; of one with adapter, the adapter's."""
+        return dataclasses.replace(self, model=_copied(self.model, trainable=True))
+
+    def without_adapter(self) -> Policy:
+        """A frozen copy that is the base model for good; of a policy without adapter, a plain frozen copy."""
+        made = self.frozen_copy()
+        if lora.has_adapter(made.model):
+            lora.turn_off(made.model)
+        return made
 
     def save(self, path: Path) -> None:
-        """Writes a plain Hugging Face model folder: config, safetensors, tokenizer."""
+        """Writes a plain Hugging Face model folder: config, safetensors, tokenizer.
+
+        An adapter is merged in, and lies beside it as `adapter/`.
+        """
         _be_quiet()
-        self.model.save_pretrained(path, safe_serialization=True)
+        if lora.has_adapter(self.model):
+            lora.save(self.model, path)
+        else:
+            self.model.save_pretrained(path, safe_serialization=True)
         self.tokenizer.save_pretrained(path)
+
+
+def _copied(model: Any, *, trainable: bool) -> Any:
+    if lora.has_adapter(model):
+        made = lora.copy_sharing_base(model)
+        lora.set_trainable(made, trainable)
+        return made
+    return copy.deepcopy(model).requires_grad_(trainable)
 
 
 def target_logps(
@@ -118,11 +145,12 @@ def target_logps(
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, each tied tensor once."""
+    """Parameters and persistent buffers by name, each tied tensor once; of a model with adapter, the adapter's."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
+    is_adapted = lora.has_adapter(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
+        if id(tensor) not in seen and (not is_adapted or lora.is_adapter_name(name)):
             seen.add(id(tensor))
             found[name] = tensor
     return found
@@ -155,11 +183,12 @@ def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> 
 
 def load_policy(
     model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
-    autocast: bool = False, trust_remote_code: bool = False,
+    autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
 ) -> Policy:
     """The policy of a built-in model, one made from scratch, a model folder, or a Hugging Face id.
 
-    Master weights are float32; folders must hold safetensors.
+    Master weights are float32; folders must hold safetensors. With `adapter` the model is adapted, and is the
+    same model until the adapter is trained.
     """
     if model in FRESH:
         tokenizer = character_tokenizer(characters)
@@ -174,6 +203,8 @@ def load_policy(
         options = {"trust_remote_code": trust_remote_code}
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
+    if adapter is not None and adapter.rank:
+        made = lora.add_adapter(made, adapter, seed)
     return Policy(model=made.eval(), tokenizer=tokenizer, temperature=temperature, autocast=autocast)
 
 

@@ -37,6 +37,7 @@ class Notice:
     version: int
     round: int
     digest: str
+    ref_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Orders:
     """The newest publication."""
     tensors: Sequence[Any]
     """One reference to its tensors, owned by the driver."""
+    reference: Sequence[Any]
+    """The same to the tensors of the policy's reference; None are there for the start policy."""
     run_attempt: int
 
 
@@ -72,6 +75,7 @@ class DepotProcess:
         self._changed = asyncio.Condition()
         self._newest: Notice | None = None
         self._tensors: Sequence[Any] = ()
+        self._reference: Sequence[Any] = ()
         self._is_stopped = False
         self._next_draw = 0
         self._out: dict[str, dict[int, Lease]] = {}
@@ -91,14 +95,19 @@ class DepotProcess:
             self._next_draw = step
             self._changed.notify_all()
 
-    async def publish(self, notice: Notice, tensors: Sequence[Any], after: None = None) -> None:
-        """Makes a publication the newest; `tensors` holds one reference.
+    async def publish(
+        self, notice: Notice, tensors: Sequence[Any], reference: Sequence[Any] = (), after: None = None
+    ) -> None:
+        """Makes a publication the newest; `tensors` holds one reference, and so does `reference`.
 
+        The latter counts only where the version of the policy's reference is another than before.
         `after` is what the publication before it returned, which orders the two.
         """
         del after
         check_monotone(self._newest, notice)
         async with self._changed:
+            if self._newest is None or notice.ref_version != self._newest.ref_version:
+                self._reference = reference
             self._newest, self._tensors = notice, tensors
             self._depot.expect(notice.version, notice.digest)
             self._changed.notify_all()
@@ -115,7 +124,8 @@ class DepotProcess:
                 return None
             leases = self._depot.leases.take(self._batch_prompts)
             self._out.setdefault(searcher, {}).update({lease.number: lease for lease in leases})
-            return Orders(leases=leases, notice=self._newest, tensors=self._tensors, run_attempt=self._depot.attempt)
+            return Orders(leases=leases, notice=self._newest, tensors=self._tensors, reference=self._reference,
+                          run_attempt=self._depot.attempt)
 
     def _may_search(self) -> bool:
         newest, depot = self._newest, self._depot
@@ -238,6 +248,7 @@ class TrainerProcess:
             self._trainer.load(Path(resume_from))
         self._free = time.perf_counter()
         self._publish_s = 0.0
+        self._sent_reference = 0
         self._publish()
 
     def ready(self) -> tuple[int, int]:
@@ -267,7 +278,11 @@ class TrainerProcess:
     def _publish(self) -> None:
         started = time.perf_counter()
         round_ = self._trainer.steps // self._sync
-        self._publication_of(round_).set_result(self._trainer.publish(round_))
+        weights = self._trainer.publish(round_)
+        if weights.ref_version == self._sent_reference:
+            weights = dataclasses.replace(weights, reference=None)
+        self._sent_reference = weights.ref_version
+        self._publication_of(round_).set_result(weights)
         self._publish_s = time.perf_counter() - started
 
     def _publication_of(self, round_: int) -> Future[Weights]:
@@ -280,11 +295,17 @@ class TrainerProcess:
         return self._steps.pop(step).result(timeout=self._limit_s)
 
     @ray.method(concurrency_group="publish")
-    def publication(self, round_: int) -> tuple[Notice, Any]:
-        """The weights that round `round_` starts with, once they are made: a notice, and the tensors."""
+    def publication(self, round_: int) -> tuple[Notice, Any, Any]:
+        """The weights that round `round_` starts with, once they are made: a notice, and the tensors.
+
+        Third come the tensors of the reference, or None if they were in an earlier publication.
+        """
         weights = self._publication_of(round_).result(timeout=self._limit_s)
         del self._published[round_]
-        return Notice(version=weights.version, round=round_, digest=weights.digest), weights.tensors
+        notice = Notice(
+            version=weights.version, round=round_, digest=weights.digest, ref_version=weights.ref_version
+        )
+        return notice, weights.tensors, weights.reference
 
     def weights(self) -> tuple[Notice, Any]:
         """The weights as they are; only while no step is under way."""
@@ -342,8 +363,10 @@ class SearcherProcess:
             if orders.notice != held:
                 held = orders.notice
                 (tensors,) = orders.tensors
+                is_new = held.ref_version != searcher.ref_version
                 searcher.adopt(
-                    Weights(version=held.version, round=held.round, digest=held.digest, tensors=ray.get(tensors))
+                    Weights(version=held.version, round=held.round, digest=held.digest, tensors=ray.get(tensors),
+                            ref_version=held.ref_version, reference=ray.get(orders.reference[0]) if is_new else None)
                 )
             groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
             asked = depot.lease.remote(searcher.name)

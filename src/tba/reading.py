@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ValidationError
 
-from tba.settings import Section, Settings, SettingsError
+from tba.sections import RangeSettings, Section
+from tba.settings import Settings, SettingsError
 
 _SCIENTIFIC = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
 
@@ -168,17 +169,19 @@ def _without(tree: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> d
     return copy
 
 
-def _sections() -> dict[str, type[Section]]:
-    found = {}
-    for name, info in Settings.model_fields.items():
+def _sections(tree: type[Section] = Settings, above: str = "") -> dict[str, type[Section]]:
+    """Every branch below `tree`, under its dotted name."""
+    found: dict[str, type[Section]] = {}
+    for name, info in tree.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            found[info.alias or name] = info.annotation
+            place = f"{above}{info.alias or name}"
+            found |= {place: info.annotation, **_sections(info.annotation, f"{place}.")}
     return found
 
 
 def _explain(item: Any) -> list[str]:
     """One pydantic error as lines with the value, the place and the way out."""
-    location = [str(part) for part in item["loc"] if part != "[key]"]
+    location = [str(part) for part in item["loc"] if not str(part).startswith("[")]
     place = ".".join(location)
     if item["type"] == "value_error" and not place:
         return str(item["ctx"]["error"]).splitlines()
@@ -192,7 +195,8 @@ def _explain_unknown(place: str) -> str:
     *parents, key = place.split(".")
     sections = _sections()
     names = [i.alias or n for n, i in Settings.model_fields.items()]
-    here = list(sections[parents[0]].model_fields) if parents else names
+    branch = sections.get(".".join(parents), RangeSettings)
+    here = list(branch.model_fields) if parents else names
     close = difflib.get_close_matches(key.replace("-", "_"), here, n=1, cutoff=0.6)
     if close:
         return f"{place} is no setting (did you mean {close[0]}?)"

@@ -89,7 +89,7 @@ class Run:
             SettingsError: the prompts are wrong, or not those that the checkpoint was saved with.
         """
         self._settings, self._directory, self._say = settings, directory, say
-        self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": ""}
+        self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": "", "beta": None}
         if resume_from is not None:
             self._facts |= checkpoint.facts_of(resume_from)
         self._journey: Journey = make_journey(settings, resume_from, say)
@@ -166,6 +166,7 @@ class Run:
         settings = self._settings
         for record in self._journey.steps(self._ask):
             self._step, self._version = record[m.STEP], record[m.VERSION]
+            self._facts["beta"] = record[m.BETA]
             self._spent["wait_s"] += record[m.WAIT_SECONDS]
             self._spent["publish_s"] += record.get(m.PUBLISH_SECONDS, 0.0)
             self._spent["step_s"] += record[m.STEP_SECONDS]
@@ -201,7 +202,7 @@ class Run:
 
     def _save(self, wall_s: float) -> None:
         started = time.perf_counter()
-        kept = {name: self._facts[name] for name in ("start", "data")}
+        kept = {name: self._facts[name] for name in ("start", "data", "beta")}
         facts = {**kept, "version": self._version, "wall_s": wall_s, "logs": self._directory.sizes()}
         checkpoint.save(
             self._directory.path, self._step, self._journey.save, facts, keep=self._settings.checkpoint.keep
@@ -235,8 +236,14 @@ class Run:
         return self._evaluator.evaluate(
             tensors, version, prompts=chosen.during_prompts if during else chosen.prompts,
             samples=1 if during else chosen.samples, greedy=not during,
-            beta=self._settings.final_beta,
+            beta=self._target_beta(),
         )
+
+    def _target_beta(self) -> float:
+        """Beta of the exact target: the last step's where a KL steers it, else the one that training ends with."""
+        last: float | None = self._facts["beta"]
+        is_steered = self._settings.objective.target_kl is not None
+        return last if is_steered and last is not None else self._settings.final_beta
 
     def _evaluate_beside(self) -> None:
         """Evaluates the newest weights: in lockstep now, in async beside training, one at a time."""

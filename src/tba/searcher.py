@@ -8,19 +8,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tba.engines.protocol import Engine, Sampling
+from tba.engines.protocol import Engine
+from tba.exploration import Exploration
 from tba.leases import completion_seed
 from tba.records import Completion, Group, Lease, Prompt, Trajectory, Unscored
 from tba.rewards.functions import Failure, Score, clip
 from tba.tasks.protocol import Task, outcomes
-from tba.weights import Weights, digest
+from tba.weights import Tensors, Weights, digest
 
 
 class Reference(Protocol):
-    """The fixed policy that KL is measured against."""
+    """The policy that KL is measured against."""
 
     def sequence_logps(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
         """Log p_ref(completion | prompt), nats, of (prompt ids, completion ids) pairs."""
+        ...
+
+    def load(self, tensors: Tensors) -> None:
+        """Becomes a newer reference."""
         ...
 
 
@@ -39,28 +44,37 @@ class Searcher:
     """Samples completions for leased prompts, scores them, and adds their reference log-probs."""
 
     def __init__(
-        self, *, engine: Engine, reference: Reference, task: Task, sampling: Sampling, num_samples: int,
+        self, *, engine: Engine, reference: Reference, task: Task, exploration: Exploration, num_samples: int,
         batch_prompts: int, seed: int, name: str = "searcher-0",
     ) -> None:
         """`num_samples` completions a prompt, `batch_prompts` prompts an engine call."""
         self._engine, self._reference, self._task = engine, reference, task
-        self._sampling, self._num_samples, self._batch_prompts = sampling, num_samples, batch_prompts
+        self._exploration, self._num_samples, self._batch_prompts = exploration, num_samples, batch_prompts
         self._seed = seed
         self._digest = ""
+        self.ref_version = 0
+        """Version of the reference that it scores with."""
         self.name = name
         self.times = SearchTimes()
 
     def warm_up(self, ids: Sequence[int]) -> None:
         """Samples once for the prompt `ids`, so that the first lease does not pay for what is slow only once."""
         prompt = Prompt(id="warm-up", tokens=tuple(ids), text="")
-        completions = self._engine.generate([prompt], num_samples=2, sampling=self._sampling, seeds=[0])
+        completions = self._engine.generate([prompt], num_samples=2, sampling=self._exploration.sampling, seeds=[0])
         self._reference_logps([prompt], completions)
 
     def adopt(self, weights: Weights) -> None:
-        """Loads `weights`, and recomputes the digest from what the engine holds afterwards."""
+        """Loads `weights`, and recomputes the digest from what the engine holds afterwards.
+
+        The reference that goes with them is loaded if it is another than that held.
+        """
         started = time.perf_counter()
         self._engine.load(weights.tensors, weights.version)
         self._digest = digest(self._engine.tensors())
+        if weights.ref_version != self.ref_version:
+            assert weights.reference is not None, f"reference {weights.ref_version} came without its tensors"
+            self._reference.load(weights.reference)
+            self.ref_version = weights.ref_version
         self.times.loading_s += time.perf_counter() - started
 
     def search(self, leases: Sequence[Lease], *, run_attempt: int = 0) -> Iterator[Group]:
@@ -74,7 +88,7 @@ class Searcher:
         prompts = [lease.prompt for lease in leases]
         version = self._engine.version
         completions = self._engine.generate(
-            prompts, num_samples=self._num_samples, sampling=self._sampling, seeds=seeds
+            prompts, num_samples=self._num_samples, sampling=self._exploration.of(leases[0]), seeds=seeds
         )
         sampled = time.perf_counter()
         scores = [outcomes(self._task, p, c) for p, c in zip(prompts, completions, strict=True)]
@@ -90,7 +104,8 @@ class Searcher:
             for lease in leases
         ]
         return [
-            _fill(group, c, s, r) for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
+            _fill(group, c, s, r, self.ref_version)
+            for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
         ]
 
     def _reference_logps(self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]) -> list[list[float]]:
@@ -100,7 +115,8 @@ class Searcher:
 
 
 def _fill(
-    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure], ref_logps: Sequence[float]
+    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure], ref_logps: Sequence[float],
+    ref_version: int,
 ) -> Group:
     """`blank` with its completions: those with a finite reward and finite log-probs as trajectories."""
     kept: list[Trajectory] = []
@@ -115,6 +131,6 @@ def _fill(
         else:
             kept.append(
                 Trajectory(prompt_id=blank.prompt.id, completion=completion, reward=score.reward,
-                           reward_parts=score.parts, ref_logp=ref_logp)
+                           reward_parts=score.parts, ref_logp=ref_logp, ref_version=ref_version)
             )
     return replace(blank, trajectories=tuple(kept), unscored=tuple(lost))

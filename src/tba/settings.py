@@ -7,9 +7,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tba import catalog
+from tba.sections import (
+    Fraction,
+    LoraSettings,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    RangeSettings,
+    ReferenceSettings,
+    Section,
+    Temperature,
+    TopP,
+    beta_problems,
+    range_problems,
+)
 
 DEBUG = "TBA_DEBUG"
 """Environment variable that lets tracebacks through."""
@@ -30,20 +45,6 @@ class SettingsError(ValueError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
-
-
-class Section(BaseModel):
-    """A branch of the tree: strict types, no unknown keys, frozen."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
-
-
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TaskSettings(Section):
@@ -84,6 +85,7 @@ class PolicySettings(Section):
     """Compute precision of the trainer's forward; master weights stay float32."""
     trust_remote_code: bool = False
     """Run code that a model folder carries. Off unless you trust the folder."""
+    lora: LoraSettings = Field(default_factory=LoraSettings)
 
 
 class ArchitectureSettings(Section):
@@ -113,10 +115,11 @@ class SearchSettings(Section):
     """Processes that search side by side in async mode."""
     num_samples: PositiveInt = 8
     """Completions per prompt and visit (the paper's S)."""
-    temperature: PositiveFloat | None = None
-    """Sampling temperature; `policy.temperature` if left out. Never enters the residual."""
-    top_p: Probability = 1.0
-    """Nucleus kept when sampling. Never enters the residual."""
+    temperature: Temperature | None = None
+    """Sampling temperature, or {low, high, share} to draw it from for each engine batch; `policy.temperature` if
+    left out. Never enters the residual."""
+    top_p: TopP = 1.0
+    """Nucleus kept when sampling, or {low, high, share} to draw it from. Never enters the residual."""
     max_new_tokens: PositiveInt = 16
     """Longest completion, in tokens, stop token included."""
     batch_prompts: PositiveInt = 32
@@ -161,6 +164,12 @@ class ObjectiveSettings(Section):
     """Beta from step `beta_steps` on; constant if left out."""
     beta_steps: NonNegativeInt = 0
     """Steps over which beta moves linearly to `beta_final`."""
+    beta_stop: PositiveInt | None = None
+    """Step from which beta is `beta_final` wherever the line is (the paper's early stop)."""
+    target_kl: PositiveFloat | None = None
+    """Nats of KL per completion that beta is steered to; `beta` is then its value at step 1."""
+    target_kl_gain: PositiveFloat = 0.1
+    """Largest relative change of beta in one step is a fifth of this."""
     scale: Literal["advantage", "paper"] = "advantage"
     """advantage: beta/2 x mean squared residual; paper: without that factor."""
 
@@ -259,6 +268,7 @@ class Settings(Section):
     """Built-in model (arithmetic), new-llama, new-table, a folder, or a Hugging Face id."""
     task: TaskSettings = Field(default_factory=TaskSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
+    reference: ReferenceSettings = Field(default_factory=ReferenceSettings)
     architecture: ArchitectureSettings = Field(default_factory=ArchitectureSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
     search: SearchSettings = Field(default_factory=SearchSettings)
@@ -308,8 +318,8 @@ class Settings(Section):
         return objective.beta if objective.beta_final is None else objective.beta_final
 
     @property
-    def sampling_temperature(self) -> float:
-        """Temperature that searchers sample at."""
+    def sampling_temperature(self) -> float | RangeSettings:
+        """Temperature that searchers sample at, or the range that they draw it from."""
         given = self.search.temperature
         return self.policy.temperature if given is None else given
 
@@ -319,7 +329,8 @@ class Settings(Section):
         tree["trainer"]["groups_per_step"] = self.groups_per_step
         tree["trainer"]["batch_size"] = self.groups_per_step * self.trainer.group_size
         tree["buffer"]["recent_age"] = self.recent_age
-        tree["search"]["temperature"] = self.sampling_temperature
+        if self.search.temperature is None:
+            tree["search"]["temperature"] = self.policy.temperature
         return tree
 
 
@@ -329,6 +340,13 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _buffer_problems(s)
     yield from _name_problems(s)
     yield from _task_problems(s)
+    yield from s.reference.problems()
+    yield from range_problems("search.temperature", s.search.temperature)
+    yield from range_problems("search.top_p", s.search.top_p, 1.0)
+    yield from beta_problems(
+        beta_final=s.objective.beta_final, beta_steps=s.objective.beta_steps, beta_stop=s.objective.beta_stop,
+        target_kl=s.objective.target_kl,
+    )
 
 
 def _batch_problems(s: Settings) -> Iterator[str]:
@@ -391,6 +409,9 @@ def _name_problems(s: Settings) -> Iterator[str]:
                f"({MAX_TABLE_POSITIONS}); lower it.")
     if s.model == "new-table" and s.engine.name != "table":
         yield (f"model = new-table has no KV cache for engine.name = {s.engine.name!r}; set engine.name=table.")
+    if s.model == "new-table" and s.policy.lora.rank:
+        yield (f"policy.lora.rank = {s.policy.lora.rank}: model = new-table has no linear layer to adapt; "
+               f"set policy.lora.rank=0, or another model.")
     if s.architecture.width % s.architecture.heads:
         yield (f"architecture.width = {s.architecture.width} is not a multiple of architecture.heads = "
                f"{s.architecture.heads}; choose a width that the heads divide.")

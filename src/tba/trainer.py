@@ -9,7 +9,6 @@ import json
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from tba import metrics as m
 from tba.batch import Batch, MicroBatch
 from tba.objectives import OBJECTIVES, Objective
 from tba.policy import Policy, copy_out, named_tensors
+from tba.reference import MovingReference
+from tba.schedules import KlControl, Schedules
 from tba.settings import Settings
 from tba.weights import Weights
 
@@ -30,37 +31,6 @@ FLAT_TOLERANCE = 1e-6
 
 class TrainingFailedError(RuntimeError):
     """Training cannot go on; the message says what to change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedules:
-    """Learning rate and beta as functions of the step, counted from 1."""
-
-    steps: int
-    learning_rate: float
-    schedule: str
-    warmup_steps: int
-    beta: float
-    beta_final: float | None
-    beta_steps: int
-
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then constant, or down to zero one step after the last."""
-        if step <= self.warmup_steps:
-            return self.learning_rate * step / self.warmup_steps
-        done = min(1.0, (step - 1 - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-        if self.schedule == "linear":
-            return self.learning_rate * (1 - done)
-        if self.schedule == "cosine":
-            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
-        return self.learning_rate
-
-    def beta_at(self, step: int) -> float:
-        """Linear from `beta` at step 1 to `beta_final` at step `beta_steps` + 1, then constant."""
-        if self.beta_final is None:
-            return self.beta
-        done = 1.0 if self.beta_steps == 0 else min(1.0, (step - 1) / self.beta_steps)
-        return self.beta + (self.beta_final - self.beta) * done
 
 
 class Trainer:
@@ -78,8 +48,13 @@ class Trainer:
         self._schedules = Schedules(
             steps=trainer.steps, learning_rate=trainer.learning_rate, schedule=trainer.schedule,
             warmup_steps=trainer.warmup_steps, beta=objective.beta, beta_final=objective.beta_final,
-            beta_steps=objective.beta_steps,
+            beta_steps=objective.beta_steps, beta_stop=objective.beta_stop,
         )
+        self._control = None if objective.target_kl is None else KlControl(
+            objective.beta, target=objective.target_kl, gain=objective.target_kl_gain
+        )
+        self._reference = MovingReference(policy, settings.reference)
+        self._resets_optimizer = settings.reference.reset_optimizer
         self._clip_norm = trainer.clip_norm
         self._max_bad_steps = trainer.max_bad_steps
         self._bad_in_a_row = 0
@@ -100,10 +75,13 @@ class Trainer:
         """
         started = time.perf_counter()
         step = self.steps + 1
-        beta, rate = self._schedules.beta_at(step), self._schedules.learning_rate_at(step)
+        rate = self._schedules.learning_rate_at(step)
+        beta = self._schedules.beta_at(step) if self._control is None else self._control.beta
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
+        rescored = self._reference.rescore(batch)
+        batch, ref_version = rescored.batch, self._reference.version
         parts = [self._accumulate(micro, batch.num_groups, beta) for micro in batch.micro_batches]
         loss = sum(part["loss"] for part in parts)
         limit = math.inf if self._clip_norm is None else self._clip_norm
@@ -116,11 +94,22 @@ class Trainer:
             self._bad_in_a_row = 0
         else:
             self._count_bad_step(loss, norm)
+        consumed = _consumed(batch, parts, self.version - is_finite)
+        if is_finite:
+            self._after(consumed[m.KL])
         return {
             m.STEP: step, m.VERSION: self.version, m.LOSS: loss, m.GRAD_NORM: norm, m.LEARNING_RATE: rate,
-            m.BETA: beta, m.SKIPPED: self.steps - self.version, **_consumed(batch, parts, self.version - is_finite),
+            m.BETA: beta, m.SKIPPED: self.steps - self.version, **consumed,
+            m.REF_VERSION: ref_version, m.RESCORED: rescored.count, m.RESCORE_SECONDS: rescored.seconds,
             m.STEP_SECONDS: time.perf_counter() - started,
         }
+
+    def _after(self, kl: float) -> None:
+        """What follows an optimizer step: the next step's beta, and the reference if it is due to move."""
+        if self._control is not None:
+            self._control.update(kl)
+        if self._reference.follow(self.policy, self.version) and self._resets_optimizer:
+            self._optimizer.state.clear()
 
     def _accumulate(self, micro: MicroBatch, num_groups: int, beta: float) -> dict[str, Any]:
         """Adds the micro-batch's share of the batch gradient; returns its share of loss and metrics."""
@@ -163,19 +152,26 @@ class Trainer:
             )
 
     def publish(self, round_: int) -> Weights:
-        """A copy of the weights as they are now."""
-        return Weights.of(copy_out(self.policy.model), version=self.version, round_=round_)
+        """A copy of the weights as they are now, and of the reference that goes with them."""
+        return Weights.of(
+            copy_out(self.policy.model), version=self.version, round_=round_, ref_version=self._reference.version,
+            reference=self._reference.tensors(),
+        )
 
     # ---- saving ----
 
     def save(self, path: Path) -> None:
-        """Writes weights, optimizer moments and counters into the folder `path`."""
+        """Writes weights, optimizer moments, a moving reference and counters into the folder `path`."""
         found = {f"weights.{name}": tensor.detach() for name, tensor in named_tensors(self.policy.model).items()}
+        found |= {f"reference.{name}": tensor.detach() for name, tensor in self._reference.state().items()}
         for name, parameter in self._parameters.items():
             for kind, value in self._optimizer.state.get(parameter, {}).items():
                 found[f"optimizer.{kind}.{name}"] = value
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, path / "trainer.safetensors")
-        counters = {"version": self.version, "steps": self.steps, "bad_in_a_row": self._bad_in_a_row}
+        counters = {
+            "version": self.version, "steps": self.steps, "bad_in_a_row": self._bad_in_a_row,
+            "ref_version": self._reference.version, "beta": None if self._control is None else self._control.beta,
+        }
         (path / "trainer.json").write_text(json.dumps(counters), "utf-8")
 
     @torch.no_grad()
@@ -189,6 +185,12 @@ class Trainer:
             if keys["step"] in tensors:
                 self._optimizer.state[parameter] = {kind: tensors[key] for kind, key in keys.items()}
         counters = json.loads((path / "trainer.json").read_text("utf-8"))
+        self._reference.restore(
+            {n.removeprefix("reference."): t for n, t in tensors.items() if n.startswith("reference.")},
+            counters["ref_version"],
+        )
+        if self._control is not None:
+            self._control.beta = counters["beta"]
         self.version, self.steps = counters["version"], counters["steps"]
         self._bad_in_a_row = counters["bad_in_a_row"]
 

@@ -22,11 +22,20 @@ class Weights:
     """The round that is searched for with them at lead 0: publications before this one."""
     digest: str
     tensors: Tensors
+    ref_version: int = 0
+    """Version of the reference that goes with them; 0 is the start policy, which searchers have."""
+    reference: Tensors | None = None
+    """That reference's tensors; None where it is the start policy, or was published before."""
 
     @staticmethod
-    def of(tensors: Tensors, *, version: int, round_: int) -> Weights:
+    def of(
+        tensors: Tensors, *, version: int, round_: int, ref_version: int = 0, reference: Tensors | None = None
+    ) -> Weights:
         """Weights with their digest."""
-        return Weights(version=version, round=round_, digest=digest(tensors), tensors=tensors)
+        return Weights(
+            version=version, round=round_, digest=digest(tensors), tensors=tensors, ref_version=ref_version,
+            reference=reference,
+        )
 
 
 @runtime_checkable

@@ -1,0 +1,83 @@
+"""A low-rank adapter on a frozen model that all copies of a process share."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tba.sections import LoraSettings
+from tba.settings import SettingsError
+
+MARK = ".lora_"
+"""What the name of every tensor of an adapter holds, and of no other."""
+
+
+def add_adapter(model: torch.nn.Module, settings: LoraSettings, seed: int) -> Any:
+    """`model` with an adapter that changes nothing yet; only the adapter is trainable afterwards.
+
+    The update of a weight W is (alpha / rank) B A (arXiv 2106.09685, equation 3), with A drawn from `seed`
+    and B zero. There is no dropout: the residual needs the log-prob of the policy itself.
+
+    Raises:
+        SettingsError: the model has none of `policy.lora.targets`.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,  # type: ignore
+        target_modules="all-linear" if settings.targets is None else list(settings.targets),
+        lora_dropout=0.0, task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft asks a model of transformers for a property under its old name
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(model, config)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise SettingsError([
+                f"policy.lora.targets = {settings.targets}: {error} Give ends of names of linear layers, or null."
+            ]) from error
+
+
+def has_adapter(model: torch.nn.Module) -> bool:
+    """Whether `add_adapter` made the model."""
+    return getattr(model, "peft_config", None) is not None
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether a tensor of a model with adapter belongs to the adapter."""
+    return MARK in name
+
+
+def copy_sharing_base(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy with an adapter of its own; the tensors of the base are the same objects in both."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shared: dict[int, Tensor] = {id(tensor): tensor for name, tensor in tensors.items() if not is_adapter_name(name)}
+    return copy.deepcopy(model, shared)  # what the memo holds is taken for copied already
+
+
+def set_trainable(model: torch.nn.Module, trainable: bool) -> None:
+    """Lets the adapter take gradients, or not; the base never does."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trainable and is_adapter_name(name))
+
+
+def turn_off(model: Any) -> None:
+    """Makes the model its base from now on."""
+    model.base_model.disable_adapter_layers()
+
+
+def save(model: Any, path: Path) -> None:
+    """Writes the model with its adapter merged in as a plain model folder, and the adapter alone as `adapter/`.
+
+    Merging takes a copy of the base for as long as it lasts.
+    """
+    merged = copy.deepcopy(model).merge_and_unload()
+    merged.save_pretrained(path, safe_serialization=True)
+    model.save_pretrained(path / "adapter", safe_serialization=True)

@@ -1,0 +1,129 @@
+"""The policy that KL is measured against, and re-scoring of what an older one has scored."""
+
+# Shape legend: N trajectories of a micro-batch, U distinct ones among them.
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tba.batch import Batch, MicroBatch, Rows
+from tba.policy import Policy, copy_out, named_tensors
+from tba.sections import ReferenceSettings
+from tba.weights import Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """A batch whose reference log-probs are all of the newest reference."""
+
+    batch: Batch
+    count: int
+    """Trajectories whose reference log-prob was an older reference's."""
+    seconds: float
+
+
+class MovingReference:
+    """The trainer's reference: one that follows the policy, or the start policy for ever.
+
+    Its version is the policy's version that it last took in; 0 is the start.
+    """
+
+    def __init__(self, policy: Policy, settings: ReferenceSettings) -> None:
+        """`policy` is the start policy. A fixed reference keeps no copy of it: nothing is ever re-scored."""
+        self.version = 0
+        self._decay = 0.0 if settings.decay is None else settings.decay
+        self._every = 1 if settings.every is None else settings.every
+        self._policy = None if settings.kind == "fixed" else policy.frozen_copy()
+        self._copied: tuple[int, Tensors] | None = None
+
+    @torch.no_grad()
+    def follow(self, policy: Policy, version: int) -> bool:
+        """Takes in the policy after the optimizer step that made `version`; whether the reference has changed.
+
+        Changes fall on multiples of `reference.every`: reference <- decay reference + (1 - decay) policy, with
+        decay zero for a reset.
+        """
+        if self._policy is None or version == self.version or version % self._every:
+            return False
+        newest = named_tensors(policy.model)
+        for name, tensor in named_tensors(self._policy.model).items():
+            if self._decay and tensor.is_floating_point():
+                tensor.lerp_(newest[name].detach(), 1 - self._decay)
+            else:
+                tensor.copy_(newest[name])
+        self.version = version
+        return True
+
+    def rescore(self, batch: Batch) -> Rescored:
+        """`batch` with the reference log-probs that an older reference gave computed again.
+
+        Per micro-batch, its stale rows go through the reference together, each distinct one once.
+        """
+        started = time.perf_counter()
+        if self._policy is None:
+            return Rescored(batch=batch, count=0, seconds=0.0)
+        policy, count = self._policy, 0
+        micros: list[MicroBatch] = []
+        for micro in batch.micro_batches:
+            stale_N = micro.ref_version_N != self.version
+            if bool(stale_N.any()):
+                count += int(stale_N.sum())
+                logp_N = _logps_of(policy, micro, stale_N)[micro.row_N]
+                micro = dataclasses.replace(
+                    micro, ref_logp_N=torch.where(stale_N, logp_N, micro.ref_logp_N),
+                    ref_version_N=torch.full_like(micro.ref_version_N, self.version),
+                )
+            micros.append(micro)
+        return Rescored(
+            batch=dataclasses.replace(batch, micro_batches=tuple(micros)), count=count,
+            seconds=time.perf_counter() - started,
+        )
+
+    def tensors(self) -> Tensors | None:
+        """A copy for searchers, made once a version; None of the start policy, which they have."""
+        if self._policy is None or self.version == 0:
+            return None
+        if self._copied is None or self._copied[0] != self.version:
+            self._copied = self.version, copy_out(self._policy.model)
+        return self._copied[1]
+
+    # ---- saving ----
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors by name; nothing of the start policy, which the run's settings name."""
+        return {} if self._policy is None else named_tensors(self._policy.model)
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Any], version: int) -> None:
+        """Continues from what `state` gave at `version`."""
+        for name, tensor in self.state().items():
+            tensor.copy_(tensors[name])
+        self.version = version
+
+
+@torch.no_grad()
+def _logps_of(policy: Policy, micro: MicroBatch, stale_N: Tensor) -> Tensor:
+    """[U] log-probs, nats, of the distinct rows of stale trajectories; zero of the others."""
+    stale_U = torch.zeros(sum(len(rows.input_NT) for rows in micro.rows), dtype=torch.bool)
+    stale_U[micro.row_N[stale_N]] = True
+    logp_U = torch.zeros(len(stale_U))
+    at = 0
+    for rows in micro.rows:
+        own_U = stale_U[at : at + len(rows.input_NT)]
+        if bool(own_U.any()):
+            logp_U[at : at + len(own_U)][own_U] = policy.token_logps(_chosen(rows, own_U)).sum(-1).cpu()
+        at += len(own_U)
+    return logp_U
+
+
+def _chosen(rows: Rows, chosen_N: Tensor) -> Rows:
+    return Rows(
+        input_NT=rows.input_NT[chosen_N], target_NT=rows.target_NT[chosen_N],
+        attention_NT=rows.attention_NT[chosen_N], completion_NT=rows.completion_NT[chosen_N],
+    )

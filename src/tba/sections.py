@@ -1,0 +1,112 @@
+"""Branches of the settings tree about adapter, reference, beta and exploration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+
+class Section(BaseModel):
+    """A branch of the tree: strict types, no unknown keys, frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class LoraSettings(Section):
+    """Low-rank adapter: what is trained, published and saved instead of all weights."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the update of each target; 0: no adapter, all weights are trained."""
+    alpha: PositiveFloat | None = None
+    """The update is scaled by alpha / rank; 2 x rank if left out."""
+    targets: tuple[str, ...] | None = Field(default=None, min_length=1, strict=False)
+    """Ends of the names of the linear layers adapted; all but the output layer if null."""
+
+
+class ReferenceSettings(Section):
+    """The policy that KL is measured against."""
+
+    kind: Literal["fixed", "reset", "ema"] = "fixed"
+    """fixed: the start policy; reset: a copy of the policy every so often; ema: a moving average of its weights."""
+    every: PositiveInt | None = None
+    """reset and ema: optimizer steps between two changes of the reference; ema: 1 if left out."""
+    decay: Fraction | None = None
+    """ema: share of the old average kept at each change."""
+    reset_optimizer: bool = False
+    """reset: forget the optimizer's moments together with the reference."""
+
+    def problems(self) -> Iterator[str]:
+        """What each key allows but all together do not."""
+        if self.kind == "reset" and self.every is None:
+            yield "reference.kind = 'reset' needs the steps between two resets; set reference.every."
+        if self.kind == "fixed" and self.every is not None:
+            yield (f"reference.every = {self.every} moves nothing while reference.kind = 'fixed'; set "
+                   f"reference.kind to reset or ema, or drop it.")
+        if self.kind == "ema" and self.decay is None:
+            yield "reference.kind = 'ema' needs the share of the old average that is kept; set reference.decay."
+        if self.kind != "ema" and self.decay is not None:
+            yield f"reference.decay = {self.decay:g} is of reference.kind = 'ema', not {self.kind!r}; drop one of them."
+        if self.kind != "reset" and self.reset_optimizer:
+            yield f"reference.reset_optimizer = True goes with reference.kind = 'reset', not {self.kind!r}."
+
+
+class RangeSettings(Section):
+    """A number drawn anew for every engine batch."""
+
+    low: PositiveFloat
+    """Smallest value."""
+    high: PositiveFloat
+    """Largest value."""
+    share: Probability = 1.0
+    """Share of the engine batches that draw from the range; the others sample as the policy would."""
+
+
+def _kind_of(value: Any) -> str:
+    return "[range]" if isinstance(value, (dict, RangeSettings)) else "[number]"
+
+
+Temperature = Annotated[
+    Annotated[PositiveFloat, Tag("[number]")] | Annotated[RangeSettings, Tag("[range]")], Discriminator(_kind_of)
+]
+"""A number, or a range of numbers."""
+TopP = Annotated[
+    Annotated[Probability, Tag("[number]")] | Annotated[RangeSettings, Tag("[range]")], Discriminator(_kind_of)
+]
+"""A probability, or a range of them."""
+
+
+def range_problems(key: str, value: float | RangeSettings | None, most: float | None = None) -> Iterator[str]:
+    """What is wrong with a number or a range of `key`, of which none may exceed `most`."""
+    if not isinstance(value, RangeSettings):
+        return
+    if value.low >= value.high:
+        yield (f"{key} = {{low: {value.low:g}, high: {value.high:g}}} is no range; low must be below high, "
+               f"or give one number.")
+    if most is not None and value.high > most:
+        yield f"{key}.high = {value.high:g} is more than {most:g}; lower it."
+
+
+def beta_problems(
+    *, beta_final: float | None, beta_steps: int, beta_stop: int | None, target_kl: float | None
+) -> Iterator[str]:
+    """What is wrong with a combination of the ways in which beta may move."""
+    if target_kl is not None and beta_final is not None:
+        yield (f"objective.target_kl = {target_kl:g} and objective.beta_final = {beta_final:g} both move beta; "
+               f"give one of them.")
+    if beta_final is None and beta_steps:
+        yield f"objective.beta_steps = {beta_steps} has nowhere to go; give objective.beta_final, or drop it."
+    if beta_final is None and beta_stop is not None:
+        yield f"objective.beta_stop = {beta_stop} has nowhere to jump to; give objective.beta_final, or drop it."
+    elif beta_stop is not None and beta_stop > beta_steps:
+        yield (f"objective.beta_stop = {beta_stop} is after the line's end at objective.beta_steps = {beta_steps}, "
+               f"so it stops nothing; lower it, or drop it.")

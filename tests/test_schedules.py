@@ -1,0 +1,128 @@
+"""Beta by step: the early stop of the paper, and the controller that steers to a KL."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import LETTERS, make_settings, random_draws, table_policy
+from tba import metrics as m
+from tba.batch import collate
+from tba.reading import check_settings
+from tba.schedules import KlControl, Schedules
+from tba.settings import SettingsError
+from tba.trainer import Trainer
+
+
+def betas(beta: float, final: float, steps: int, stop: int | None) -> Schedules:
+    return Schedules(steps=1000, learning_rate=1e-5, schedule="constant", warmup_steps=0, beta=beta, beta_final=final,
+                     beta_steps=steps, beta_stop=stop)  # fmt: skip
+
+
+def paper(beta: float, final: float, steps: int, stop: int, t: int) -> float:
+    """The released code's rule, as the paper's notes write it down."""
+    return final * (t - 1) / steps + beta * (1 - (t - 1) / steps) if t < stop else final
+
+
+@pytest.mark.parametrize(("beta", "final", "steps", "stop"), [
+    (0.012, 0.004, 500, 500), (0.014, 0.004, 500, 500), (1.0, 0.05, 128, 32), (1.0, 0.05, 412, 140),
+])
+def test_the_early_stop_is_the_papers(beta: float, final: float, steps: int, stop: int) -> None:
+    found = betas(beta, final, steps, stop)
+    for t in range(1, 1001):
+        assert found.beta_at(t) == pytest.approx(paper(beta, final, steps, stop, t), abs=1e-12)
+
+
+def test_the_early_stop_has_known_answers() -> None:
+    found = betas(1.0, 0.05, 128, 32)
+    # at step 31: 0.05 x 30/128 + 98/128 = 0.77734375; a step later the floor
+    assert (found.beta_at(1), found.beta_at(31), found.beta_at(32)) == (1.0, pytest.approx(0.77734375), 0.05)
+    assert betas(1.0, 0.05, 128, None).beta_at(32) == pytest.approx(0.05 * 31 / 128 + 97 / 128)
+
+
+# ---- steering to a KL -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kl", "beta"), [
+    (3.0, 0.5), (3.3, 0.525), (2.7, 0.475),  # off by a tenth: 0.5 (1 +- 0.5 x 0.1)
+    (3.6, 0.55), (90.0, 0.55), (-5.0, 0.45), (0.0, 0.45),  # and by a fifth or more: 0.5 (1 +- 0.5 x 0.2)
+    (math.nan, 0.5), (math.inf, 0.5),
+])
+def test_beta_rises_above_the_target_and_falls_below_it(kl: float, beta: float) -> None:
+    control = KlControl(0.5, target=3.0, gain=0.5)
+    control.update(kl)
+    assert control.beta == pytest.approx(beta)
+
+
+def make_trainer(seed: int = 1, **objective: Any) -> Trainer:
+    settings = make_settings(
+        objective={"beta": 0.4, **objective}, trainer={"learning_rate": 0.03, "clip_norm": None, "steps": 400}
+    )
+    return Trainer(table_policy(seed, characters=LETTERS, positions=4).trainable_copy(), settings)
+
+
+BATCHES = [collate(random_draws((4, 3), seed=seed, longest=2), max_tokens=99) for seed in range(3)]
+
+
+def test_each_step_uses_the_beta_that_the_steps_before_it_made() -> None:
+    trainer = make_trainer(target_kl=2.0, target_kl_gain=0.3)
+    expected = 0.4
+    for batch in BATCHES:
+        found = trainer.step(batch)
+        assert found[m.BETA] == pytest.approx(expected, rel=1e-12)
+        expected *= 1 + 0.3 * max(-0.2, min(0.2, (found[m.KL] - 2.0) / 2.0))
+    assert expected != 0.4
+
+
+def test_the_controller_survives_a_checkpoint(tmp_path: Path) -> None:
+    ours, theirs = (make_trainer(seed, target_kl=2.0) for seed in (1, 2))
+    for batch in BATCHES[:2]:
+        ours.step(batch)
+    ours.save(tmp_path)
+    theirs.load(tmp_path)
+    clocks = {m.STEP_SECONDS: 0, m.RESCORE_SECONDS: 0}
+    assert {**ours.step(BATCHES[2]), **clocks} == {**theirs.step(BATCHES[2]), **clocks}
+
+
+@pytest.mark.parametrize(("objective", "words"), [
+    ({"target_kl": 3.0, "beta_final": 0.01}, ("objective.target_kl = 3", "objective.beta_final = 0.01")),
+    ({"beta_steps": 40}, ("objective.beta_steps = 40", "beta_final")),
+    ({"beta_stop": 40}, ("objective.beta_stop = 40", "beta_final")),
+    ({"beta_final": 0.01, "beta_steps": 30, "beta_stop": 31}, ("beta_stop = 31", "beta_steps = 30")),
+])
+def test_ways_to_move_beta_that_exclude_each_other_are_refused(
+    objective: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_settings({"objective": objective})
+    (problem,) = caught.value.problems
+    assert all(word in problem for word in words)
+
+
+@pytest.mark.parametrize(("reference", "word"), [
+    ({"kind": "reset"}, "reference.every"), ({"every": 3}, "reference.every = 3"),
+    ({"kind": "ema"}, "reference.decay"), ({"kind": "reset", "every": 2, "decay": 0.5}, "reference.decay = 0.5"),
+    ({"kind": "ema", "decay": 0.5, "reset_optimizer": True}, "reference.reset_optimizer"),
+])
+def test_references_that_do_not_hold_together_are_refused(reference: dict[str, Any], word: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_settings({"reference": reference})
+    (problem,) = caught.value.problems
+    assert word in problem
+
+
+@pytest.mark.parametrize(("tree", "message"), [
+    ({"policy": {"lora": {"ranks": 2}}}, "policy.lora.ranks is no setting (did you mean rank?)"),
+    ({"search": {"temperature": {"low": 1.0, "hihg": 2.0}}},
+     "search.temperature.hihg is no setting (did you mean high?)"),
+    ({"search": {"temperature": -1.0}}, "search.temperature = -1.0: should be greater than 0."),
+    ({"search": {"temperature": {"low": -1.0, "high": 2.0}}},
+     "search.temperature.low = -1.0: should be greater than 0."),
+])
+def test_mistakes_below_a_branch_are_named_by_their_place(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_settings(tree)
+    assert message in caught.value.problems
