@@ -23,6 +23,10 @@ class Reference(Protocol):
         """Log p_ref(completion | prompt), nats, of (prompt ids, completion ids) pairs."""
         ...
 
+    def completion_logps(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:
+        """The same by token."""
+        ...
+
 
 @dataclass(slots=True)
 class SearchTimes:
@@ -40,12 +44,15 @@ class Searcher:
 
     def __init__(
         self, *, engine: Engine, reference: Reference, task: Task, sampling: Sampling, num_samples: int,
-        batch_prompts: int, seed: int, name: str = "searcher-0",
+        batch_prompts: int, seed: int, name: str = "searcher-0", keeps_ref_logps: bool = False,
     ) -> None:
-        """`num_samples` completions a prompt, `batch_prompts` prompts an engine call."""
+        """`num_samples` completions a prompt, `batch_prompts` prompts an engine call.
+
+        `keeps_ref_logps`: trajectories carry the reference log-prob of each token, not only their sum.
+        """
         self._engine, self._reference, self._task = engine, reference, task
         self._sampling, self._num_samples, self._batch_prompts = sampling, num_samples, batch_prompts
-        self._seed = seed
+        self._seed, self._keeps_ref_logps = seed, keeps_ref_logps
         self._digest = ""
         self.name = name
         self.times = SearchTimes()
@@ -93,19 +100,27 @@ class Searcher:
             _fill(group, c, s, r) for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
         ]
 
-    def _reference_logps(self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]) -> list[list[float]]:
+    def _reference_logps(
+        self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]
+    ) -> list[list[tuple[float, tuple[float, ...]]]]:
+        """The sum of each completion, and its terms if they are kept."""
         pairs = [(p.tokens, c.tokens) for p, of_prompt in zip(prompts, completions, strict=True) for c in of_prompt]
-        flat = iter(self._reference.sequence_logps(pairs) if pairs else [])
+        if self._keeps_ref_logps:
+            by_token = self._reference.completion_logps(pairs) if pairs else []
+            flat = iter([(math.fsum(logps), logps) for logps in by_token])
+        else:
+            flat = iter([(logp, ()) for logp in self._reference.sequence_logps(pairs)] if pairs else [])
         return [[next(flat) for _ in of_prompt] for of_prompt in completions]
 
 
 def _fill(
-    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure], ref_logps: Sequence[float]
+    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure],
+    ref_logps: Sequence[tuple[float, tuple[float, ...]]],
 ) -> Group:
     """`blank` with its completions: those with a finite reward and finite log-probs as trajectories."""
     kept: list[Trajectory] = []
     lost: list[Unscored] = []
-    for completion, score, ref_logp in zip(completions, scores, ref_logps, strict=True):
+    for completion, score, (ref_logp, by_token) in zip(completions, scores, ref_logps, strict=True):
         if isinstance(score, Failure):
             lost.append(Unscored(completion=completion, reason=score.reason, detail=clip(score.detail)))
         elif not math.isfinite(ref_logp):
@@ -115,6 +130,6 @@ def _fill(
         else:
             kept.append(
                 Trajectory(prompt_id=blank.prompt.id, completion=completion, reward=score.reward,
-                           reward_parts=score.parts, ref_logp=ref_logp)
+                           reward_parts=score.parts, ref_logp=ref_logp, ref_logps=by_token)
             )
     return replace(blank, trajectories=tuple(kept), unscored=tuple(lost))

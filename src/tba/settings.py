@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tba import catalog
 
@@ -44,6 +44,8 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+Normalise = Annotated[str | float, BeforeValidator(catalog.normalisation)]
 
 
 class TaskSettings(Section):
@@ -155,14 +157,27 @@ class ObjectiveSettings(Section):
 
     name: str = "trajectory_balance"
     """A key of OBJECTIVES."""
-    beta: PositiveFloat = 0.02
-    """Reward units per nat of KL at step 1."""
+    beta: NonNegativeFloat = 0.02
+    """Reward units per nat of KL at step 1; 0 leaves KL out where the objective can do without."""
     beta_final: PositiveFloat | None = None
     """Beta from step `beta_steps` on; constant if left out."""
     beta_steps: NonNegativeInt = 0
     """Steps over which beta moves linearly to `beta_final`."""
-    scale: Literal["advantage", "paper"] = "advantage"
-    """advantage: beta/2 x mean squared residual; paper: without that factor."""
+    scale: Literal["advantage", "paper"] | None = None
+    """trajectory_balance*: beta/2 x mean squared residual (advantage, the default), or without that factor (paper)."""
+    log_z_per: Literal["prompt", "model"] | None = None
+    """trajectory_balance_learned_z: one log Z for each prompt (default), or one for all."""
+    log_z_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """trajectory_balance_learned_z: share of its mean residual that log Z moves by in a step (0.1)."""
+    ratio: Literal["off", "clamp", "cispo"] | None = None
+    """tba_prime: importance ratio of a token: none (default), truncated, or truncated and detached."""
+    ratio_max: PositiveFloat | None = None
+    """tba_prime, cispo: largest importance ratio of a token (8)."""
+    clip: Annotated[tuple[OpenFraction, PositiveFloat], Field(strict=False)] | None = None
+    """grpo, dr_grpo, ppo_clip (0.2, 0.2), gspo (3e-4, 4e-4): how far a ratio may be below and above 1."""
+    normalise: Normalise | None = None
+    """tba_prime, grpo (sequence), cispo, ppo_clip (token), dr_grpo (1.0): mean over each sequence's tokens, mean over
+    the batch's tokens, or sum over tokens divided by this number of them."""
 
 
 class TrainerSettings(Section):
@@ -308,6 +323,11 @@ class Settings(Section):
         return objective.beta if objective.beta_final is None else objective.beta_final
 
     @property
+    def objective_knobs(self) -> dict[str, Any]:
+        """What the objective uses besides beta: what is set, else its defaults."""
+        return catalog.knobs_in_use(self.objective)
+
+    @property
     def sampling_temperature(self) -> float:
         """Temperature that searchers sample at."""
         given = self.search.temperature
@@ -320,6 +340,8 @@ class Settings(Section):
         tree["trainer"]["batch_size"] = self.groups_per_step * self.trainer.group_size
         tree["buffer"]["recent_age"] = self.recent_age
         tree["search"]["temperature"] = self.sampling_temperature
+        for key, value in self.objective_knobs.items():
+            tree["objective"][key] = list(value) if isinstance(value, tuple) else value
         return tree
 
 
@@ -328,6 +350,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _batch_problems(s)
     yield from _buffer_problems(s)
     yield from _name_problems(s)
+    yield from catalog.objective_problems(s.objective)
     yield from _task_problems(s)
 
 
