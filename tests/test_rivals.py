@@ -17,6 +17,8 @@ from torch import Tensor
 
 from tba.catalog import OBJECTIVES as KNOBS
 from tba.objectives import OBJECTIVES, token_weight
+from test_objectives import REWARD as PAIR_REWARD
+from test_objectives import gradient, table_logp, table_parameters
 
 TWIN = 1e-9
 TIGHT = 1e-8
@@ -372,7 +374,7 @@ def test_tba_prime_refuses_a_ratio_without_behaviour_log_probs() -> None:
 
 @pytest.mark.parametrize("name", [name for name, knobs in KNOBS.items() if knobs.needs_beta])
 def test_objectives_that_need_beta_refuse_zero(name: str) -> None:
-    with pytest.raises(ValueError, match="objective.beta = 0.0 must be positive"):
+    with pytest.raises(ValueError, match=r"objective.beta = 0.0 must be positive"):
         evaluate(name, data(1), beta=0.0)
 
 
@@ -390,7 +392,7 @@ def test_without_beta_the_reference_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["sequences", 0.0, -2.0])
 def test_an_unknown_normalisation_is_refused(how: Any) -> None:
-    with pytest.raises(ValueError, match="objective.normalise = .* must be sequence, token or a positive number"):
+    with pytest.raises(ValueError, match=r"objective.normalise = .* must be sequence, token or a positive number"):
         token_weight(mask(), torch.tensor(GROUP), how)
 
 
@@ -453,7 +455,9 @@ def test_gradient_of_learned_log_z_is_beta_times_the_mean_residual() -> None:
     log_z = torch.tensor([0.7] * 2 + [-1.3] * 3, dtype=torch.float64, requires_grad=True)
     logp, ref, reward = (torch.tensor(v, dtype=torch.float64) for v in
                          ([-3.0, -1, -2, -4, -2.5], [-2.0, -2, -3, -3, -2.6], [0.4, 1.0, 0.2, -0.3, 0.8]))
-    found = OBJECTIVES["trajectory_balance_learned_z"](logp, ref, reward, torch.tensor([0, 0, 1, 1, 1]), log_z, beta=BETA)
+    found = OBJECTIVES["trajectory_balance_learned_z"](
+        logp, ref, reward, torch.tensor([0, 0, 1, 1, 1]), log_z, beta=BETA
+    )
     (slope,) = torch.autograd.grad(found.loss, log_z)
     assert float(slope[:2].sum()) == pytest.approx(BETA * float(found.residual[:2].mean()) / 2, abs=TIGHT)
     assert float(slope[2:].sum()) == pytest.approx(BETA * float(found.residual[2:].mean()) / 2, abs=TIGHT)
@@ -475,3 +479,64 @@ def test_dividing_beta_by_ten_makes_the_papers_scale_ten_times_as_large() -> Non
     _, before = evaluate("trajectory_balance", rows, scale="paper")
     _, after = evaluate("trajectory_balance", rows, scale="paper", beta=BETA / 10)
     assert float((after - 10 * before).abs().max()) < TWIN
+
+
+# ---- on a policy that can be enumerated ------------------------------------------------------------
+
+
+def expected_descent(name: str, size: int, ref: Tensor) -> Tensor:
+    """Minus the mean gradient over every group of `size` independent draws from the policy."""
+    reward = torch.tensor(PAIR_REWARD, dtype=torch.float64)
+
+    def mean_loss(logp: Tensor) -> Tensor:
+        total = logp.new_zeros(())
+        for picked in map(list, itertools.product(range(9), repeat=size)):
+            found = OBJECTIVES[name](
+                logp[picked], ref[picked], reward[picked], torch.zeros(size, dtype=torch.long), beta=BETA
+            )
+            total = total + logp[picked].sum().exp().detach() * found.loss
+        return total
+
+    return -gradient(mean_loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_reward", "of_kl"),
+    [("reinforce", lambda k: (k - 1) / k, lambda k: (k - 1) / k), ("rloo", lambda k: 1, lambda k: 1),
+     ("kimi_k15", lambda k: (k - 1) / k, lambda k: 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [2, 3])
+def test_expected_descent_on_policy_u2(name: str, of_reward: Any, of_kl: Any, size: int) -> None:
+    ref = table_logp(*table_parameters(2))
+    reward = torch.tensor(PAIR_REWARD, dtype=torch.float64)
+    grad_reward = gradient(lambda logp: (logp.exp() * reward).sum())
+    grad_kl = gradient(lambda logp: (logp.exp() * (logp - ref)).sum())
+    expected = of_reward(size) * grad_reward - of_kl(size) * BETA * grad_kl
+    assert float(expected.abs().max()) > 0.05
+    assert float((expected_descent(name, size, ref) - expected).abs().max()) < TIGHT
+
+
+def test_kimi_against_trajectory_balance_by_finite_differences_u4() -> None:
+    ref, reward = table_logp(*table_parameters(2)), torch.tensor(PAIR_REWARD, dtype=torch.float64)
+    picked, step = [0, 4, 4, 8, 1], 1e-5
+    group = torch.zeros(len(picked), dtype=torch.long)
+    first, second = table_parameters(1)
+    flat = torch.cat([first, second.reshape(-1)])
+
+    def logp_of(values: Tensor) -> Tensor:
+        return table_logp(values[:3], values[3:].reshape(3, 3))[picked]
+
+    def slope_of(value: Callable[[Tensor], Tensor]) -> Tensor:
+        moves = step * torch.eye(12, dtype=torch.float64)
+        return torch.stack([(value(logp_of(flat + d)) - value(logp_of(flat - d))) / (2 * step) for d in moves])
+
+    def loss(name: str) -> Callable[[Tensor], Tensor]:
+        # nothing in kimi is detached, and detaching log Z changes no gradient: differences see the whole of both
+        return lambda logp: OBJECTIVES[name](logp, ref[picked], reward[picked], group, beta=BETA).loss
+
+    ascent = {name: -slope_of(loss(name)) for name in ("trajectory_balance", "kimi_k15")}
+    mean_l = (logp_of(flat) - ref[picked]).mean()
+    expected = BETA * mean_l * slope_of(lambda logp: logp.mean())
+    assert float(expected.abs().max()) > 0.01
+    gap = ascent["trajectory_balance"] - ascent["kimi_k15"]
+    assert float((gap - expected).abs().max()) < TIGHT

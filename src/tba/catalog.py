@@ -87,7 +87,10 @@ def knobs_in_use(objective: Any) -> dict[str, Any]:
     """What the objective of the settings `objective` uses besides beta: what is set, else its defaults."""
     defaults = OBJECTIVES[objective.name].defaults
     given = {key: getattr(objective, key) for key in defaults}
-    return {key: defaults[key] if value is None else value for key, value in given.items()}
+    used = {key: defaults[key] if value is None else value for key, value in given.items()}
+    if used.get("ratio") == "off":
+        del used["ratio_max"]
+    return used
 
 
 def reads(objective: Any) -> frozenset[str]:
