@@ -71,7 +71,7 @@ def trajectory_balance_learned_z(
         delta_j = log_z_j + logp_j - ref_logp_j - reward_j / beta
         loss    = mean over groups of (beta / 2) mean_j delta_j^2
 
-    Source: arXiv 2201.13259, equation 14, for pi_ref exp(reward / beta); red-teaming in arXiv 2405.18540 learns
+    Source: arXiv 2201.13259, for pi_ref exp(reward / beta); red-teaming in arXiv 2405.18540 learns
     log Z this way. Nothing is detached: the gradient with respect to log_z of a group is beta mean_j delta_j over
     the number of groups. Residuals of a group no longer sum to zero, so that an error of log Z moves every
     completion of the group up or down together.

@@ -35,7 +35,7 @@ def reinforce(
         A_j  = f_j - mean f
         loss = -mean over groups of mean_j A_j logp_j
 
-    Source: Williams 1992; as a limit of trajectory balance, arXiv 2503.18929, section 3. All of A_j is detached:
+    Source: Williams 1992. All of A_j is detached:
     it is a weight, and its derivative has mean zero on policy. The KL is that of the policy of now, so that the
     gradient is that of `trajectory_balance` for any data; on policy its mean is (K - 1) / K of the gradient of
     E reward - beta KL. There is no importance ratio.
@@ -69,7 +69,7 @@ def rloo(
         A_j  = f_j - mean of f over the other rows = (f_j - mean f) K / (K - 1)
         loss = -mean over groups of mean_j A_j logp_j
 
-    Source: arXiv 2402.14740, equation 8. Detached as in `reinforce`; on policy the mean gradient is exactly that
+    Source: arXiv 2402.14740. Detached as in `reinforce`; on policy the mean gradient is exactly that
     of E reward - beta KL.
 
     Differs from common practice as `reinforce` does. Arguments are those of `reinforce`.
@@ -140,7 +140,7 @@ def tba_prime(
                                           min(rho_jt, ratio_max)           clamp: no gradient where cut
                                           sg(min(rho_jt, ratio_max)) logps_jt     cispo: a gradient everywhere
 
-    Source: arXiv 2503.18929, appendix on TBA'; cispo: arXiv 2506.13585, equation 4. With the ratio off and weights
+    Source: arXiv 2503.18929, TBA'; cispo: arXiv 2506.13585. With the ratio off and weights
     of a constant 1, the gradient is that of `trajectory_balance`.
 
     Differs from the source in that both KL terms are the live policy's (there the mean is the lagged policy's, so

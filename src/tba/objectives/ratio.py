@@ -117,7 +117,7 @@ def cispo(
 
         loss = -sum_jt weight_jt (sg(min(rho_jt, ratio_max)) A_j logps_jt - beta k3_jt)
 
-    with A, rho and k3 of `grpo`. Source: arXiv 2506.13585, equation 4. The ratio is detached: it weighs, and is
+    with A, rho and k3 of `grpo`. Source: arXiv 2506.13585. The ratio is detached: it weighs, and is
     not itself moved.
 
     Differs from the source in that `ratio_max` is the bound itself, that there is no lower bound (the source's is
@@ -145,7 +145,7 @@ def gspo(
         s_j  = exp(mean_t (logps_jt - behaviour_logps_jt))
         loss = -sum_jt weight_jt (min(s_j A_j, clip(s_j, 1 - low, 1 + high) A_j) - beta k3_jt)
 
-    with A and k3 of `grpo`, and weights per sequence. Source: arXiv 2507.18071, equations 5 to 7. A is detached.
+    with A and k3 of `grpo`, and weights per sequence. Source: arXiv 2507.18071. A is detached.
     The clip is far narrower than a token's, since the mean of many tokens is nearer to 1.
 
     Differs from the source in that KL is optional (its experiments have none: beta 0).
