@@ -371,3 +371,13 @@ def test_a_whole_run_with_an_objective_that_reads_everything(tmp_path: Path) -> 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(0 <= line[m.RATIO_CUT] <= 1 for line in lines if m.STEP in line)
     assert main(["resume", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_whole_run_without_kl_has_no_target(tmp_path: Path) -> None:
+    words = ["objective.name=rloo", "objective.beta=0", "trainer.steps=16", "evaluation.every=0"]
+    assert main(["train", "enumerable", *words, "--run", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert m.TV not in summary["final"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line[m.RESIDUAL_MSE] is None and line[m.LOG_Z] is None for line in lines if m.STEP in line)
