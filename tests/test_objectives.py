@@ -350,5 +350,5 @@ def test_shape_that_would_broadcast_is_refused() -> None:
 
 
 def test_names_of_settings_are_those_of_the_room() -> None:
-    assert tuple(OBJECTIVES) == NAMES
+    assert list(OBJECTIVES) == list(NAMES)
     assert OBJECTIVES["trajectory_balance"] is trajectory_balance

@@ -113,7 +113,7 @@ def mixed_batch(max_tokens: int) -> Any:
     draws = [
         make_draw(prompt, [
             dataclasses.replace(make_trajectory(prompt.id, ids, reward=0.1 * n, ref_logp=-50.0 - n),
-                                ref_version=6 * (n % 2))
+                                ref_version=6 * (n % 2), ref_logps=tuple((-50.0 - n) / len(ids) for _ in ids))
             for n, ids in enumerate(COMPLETIONS)
         ])
         for prompt in PROMPTS
@@ -140,6 +140,7 @@ def test_only_what_an_older_reference_scored_is_scored_again(max_tokens: int) ->
         for group in after.group_N.unique().tolist():
             logps = after.ref_logp_N[after.group_N == group].tolist()
             assert logps == pytest.approx(order[4 * group : 4 * group + 4], abs=1e-4)
+            assert after.ref_logps_NT[after.group_N == group].sum(-1).tolist() == pytest.approx(logps, abs=1e-4)
             seen.append(group)
         assert bool((before.reward_N == after.reward_N).all())
     assert sorted(seen) == [0, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tba.catalog import ENGINES, make
+from tba.catalog import ENGINES, OBJECTIVES, make, reads
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
@@ -80,8 +80,19 @@ def as_completion(policy: Policy, text: str) -> Completion:
 
 
 def make_engine(settings: Settings, policy: Policy) -> Engine:
-    """The engine of `engine.name`, sampling with `policy`."""
-    return make(ENGINES[settings.engine.name], policy)
+    """The engine of `engine.name`, sampling with `policy`.
+
+    Raises:
+        SettingsError: the objective reads behaviour log-probs, and the engine gives none.
+    """
+    engine: Engine = make(ENGINES[settings.engine.name], policy)
+    if "behaviour_logps" in reads(settings.objective) and not engine.gives_logps:
+        free = ", ".join(name for name, knobs in OBJECTIVES.items() if "behaviour_logps" not in knobs.needs)
+        raise SettingsError([
+            f"objective.name = {settings.objective.name!r} reads behaviour log-probs, and engine.name = "
+            f"{settings.engine.name!r} gives none; use another engine, or an objective without: {free}."
+        ])
+    return engine
 
 
 def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> Searcher:
@@ -92,6 +103,7 @@ def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> 
         engine=make_engine(settings, policy.frozen_copy()), task=task, exploration=make_exploration(settings),
         reference=policy.without_adapter() if is_fixed else policy.frozen_copy(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
+        keeps_ref_logps="ref_logps" in reads(settings.objective),
     )
 
 

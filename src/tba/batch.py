@@ -50,14 +50,22 @@ class MicroBatch:
     """Nats."""
     ref_version_N: Int[Tensor, " N"]
     """Version of the reference that gave `ref_logp_N`."""
+    behaviour_logps_NT: Float[Tensor, "N T"]
+    """Log-prob of each target under the distribution that it was drawn from, nats, zero outside completions."""
+    ref_logps_NT: Float[Tensor, "N T"] | None
+    """Reference log-prob of each target, nats, zero outside completions; None unless every trajectory has it."""
     searcher_logp_N: Float[Tensor, " N"]
     """Nats, under the weights that sampled."""
     version_N: Int[Tensor, " N"]
     """Version of the weights that sampled, in steps; the oldest of a completion that straddles an update."""
     length_N: Int[Tensor, " N"]
     """Completion tokens."""
+    prompt_ids: tuple[str, ...]
+    """[N] id of each row's prompt."""
     num_groups: int
     """Groups with at least two trajectories in this micro-batch."""
+    num_counted_tokens: int
+    """Completion tokens of those groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,8 @@ class Batch:
     """Groups with at least two trajectories: the denominator of the loss."""
     num_tokens: int
     """Prompt and completion tokens, without padding."""
+    num_counted_tokens: int
+    """Completion tokens of groups with at least two trajectories: the denominator of means over tokens."""
 
 
 def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
@@ -94,6 +104,7 @@ def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
     return Batch(
         micro_batches=micro, num_groups=sum(m.num_groups for m in micro),
         num_tokens=sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in draws for t in d.trajectories),
+        num_counted_tokens=sum(m.num_counted_tokens for m in micro),
     )
 
 
@@ -105,6 +116,8 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
     per_piece = max(1, max_tokens // longest)
     unique = list(distinct)
     trajectories = [draw.trajectories[k] for _, draw, k in flat]
+    starts = [len(prompt) - 1 for prompt, _ in pairs]
+    has_ref = all(t.ref_logps for t in trajectories)
     return MicroBatch(
         rows=tuple(make_rows(unique[at : at + per_piece]) for at in range(0, len(unique), per_piece)),
         row_N=torch.tensor([distinct[pair] for pair in pairs]),
@@ -112,11 +125,29 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
         reward_N=torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
         ref_logp_N=torch.tensor([t.ref_logp for t in trajectories], dtype=torch.float32),
         ref_version_N=torch.tensor([t.ref_version for t in trajectories]),
+        behaviour_logps_NT=_placed(
+            starts, [t.completion.behaviour_logps or t.completion.logps for t in trajectories], longest - 1
+        ),
+        ref_logps_NT=_placed(starts, [t.ref_logps for t in trajectories], longest - 1) if has_ref else None,
         searcher_logp_N=torch.tensor([t.completion.logp for t in trajectories], dtype=torch.float32),
         version_N=torch.tensor([t.completion.version for t in trajectories]),
         length_N=torch.tensor([len(t.completion.tokens) for t in trajectories]),
+        prompt_ids=tuple(draw.prompt.id for _, draw, _ in flat),
         num_groups=sum(len(draw.trajectories) >= 2 for _, draw in numbered),
+        num_counted_tokens=sum(
+            len(t.completion.tokens) for _, draw in numbered if len(draw.trajectories) >= 2 for t in draw.trajectories
+        ),
     )
+
+
+def _placed(starts: Sequence[int], values: Sequence[Sequence[float]], width: int) -> Float[Tensor, "N T"]:
+    """Each row's values from its start on, zero elsewhere."""
+    start_N1 = torch.tensor(starts)[:, None]
+    length_N1 = torch.tensor([len(v) for v in values])[:, None]
+    place_T = torch.arange(width)
+    found_NT = torch.zeros(len(values), width)
+    found_NT[(place_T >= start_N1) & (place_T < start_N1 + length_N1)] = torch.tensor([x for v in values for x in v])
+    return found_NT
 
 
 def make_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rows:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,43 @@ ENGINES = {
 }
 """Engines by `engine.name`: each is made from a policy."""
 
-OBJECTIVES = ("trajectory_balance",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What an objective is set by besides beta, and what it asks of the data."""
+
+    defaults: Mapping[str, Any]
+    """Settings of `objective` that it uses, with what each is if left out."""
+    needs_beta: bool = False
+    """Whether beta must be positive; elsewhere 0 leaves KL out."""
+    needs: frozenset[str] = frozenset()
+    """Of `behaviour_logps` and `ref_logps`: log-probs of each token that it reads; the latter only if beta is not 0."""
+
+
+_BEHAVIOUR = frozenset({"behaviour_logps"})
+_BOTH = frozenset({"behaviour_logps", "ref_logps"})
+
+OBJECTIVES: dict[str, Knobs] = {
+    "trajectory_balance": Knobs(defaults={"scale": "advantage"}, needs_beta=True),
+    "trajectory_balance_learned_z": Knobs(
+        defaults={"scale": "advantage", "log_z_per": "prompt", "log_z_rate": 0.1}, needs_beta=True
+    ),
+    "tba_prime": Knobs(defaults={"ratio": "off", "ratio_max": 8.0, "normalise": "sequence"}, needs=_BEHAVIOUR),
+    "kimi_k15": Knobs(defaults={}, needs_beta=True),
+    "reinforce": Knobs(defaults={}),
+    "rloo": Knobs(defaults={}),
+    "grpo": Knobs(defaults={"clip": (0.2, 0.2), "normalise": "sequence"}, needs=_BOTH),
+    "dr_grpo": Knobs(defaults={"clip": (0.2, 0.2), "normalise": 1.0}, needs=_BOTH),
+    "cispo": Knobs(defaults={"ratio_max": 8.0, "normalise": "token"}, needs=_BOTH),
+    "gspo": Knobs(defaults={"clip": (3e-4, 4e-4)}, needs=_BOTH),
+    "ppo_clip": Knobs(defaults={"clip": (0.2, 0.2), "normalise": "token"}, needs=_BEHAVIOUR),
+    "online_dpo": Knobs(defaults={}, needs_beta=True),
+}
 """Keys of `tba.objectives.OBJECTIVES`."""
+
+KNOBS = ("scale", "log_z_per", "log_z_rate", "ratio", "ratio_max", "clip", "normalise")
+"""Settings of `objective` that only some objectives use."""
 
 MODELS = ("arithmetic",)
 """Models that ship in the package, as folders of `tba/assets`."""
@@ -44,6 +81,51 @@ def name_problems(key: str, name: str, known: Collection[str]) -> list[str]:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return [f"{key} = {name!r} is unknown; {hint}known: {', '.join(known)}."]
+
+
+def knobs_in_use(objective: Any) -> dict[str, Any]:
+    """What the objective of the settings `objective` uses besides beta: what is set, else its defaults."""
+    defaults = OBJECTIVES[objective.name].defaults
+    given = {key: getattr(objective, key) for key in defaults}
+    used = {key: defaults[key] if value is None else value for key, value in given.items()}
+    if used.get("ratio") == "off":
+        del used["ratio_max"]
+    return used
+
+
+def reads(objective: Any) -> frozenset[str]:
+    """Of `behaviour_logps` and `ref_logps`, what the objective of the settings `objective` reads of each token."""
+    without = {"behaviour_logps"} if knobs_in_use(objective).get("ratio") == "off" else set[str]()
+    return OBJECTIVES[objective.name].needs - without - (set() if objective.beta else {"ref_logps"})
+
+
+def normalisation(value: object) -> object:
+    """`objective.normalise`, checked; a number as a float."""
+    if value in ("sequence", "token"):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError("sequence, token, or a positive number of tokens to divide by")
+
+
+def objective_problems(objective: Any) -> Iterator[str]:
+    """What is wrong with the settings `objective` taken together."""
+    if objective.name not in OBJECTIVES:
+        return
+    knobs, name = OBJECTIVES[objective.name], objective.name
+    uses = f"it uses {', '.join(knobs.defaults)}" if knobs.defaults else "it has no such setting"
+    for key in KNOBS:
+        if getattr(objective, key) is not None and key not in knobs.defaults:
+            yield (f"objective.{key} = {getattr(objective, key)!r} is not used by objective.name = {name!r} ({uses}); "
+                   f"leave it out, or set objective.{key}=null.")
+    if not objective.beta and knobs.needs_beta:
+        yield f"objective.beta = {objective.beta:g}: should be greater than 0 for objective.name = {name!r}."
+    elif not objective.beta and objective.beta_final:
+        yield (f"objective.beta = {objective.beta:g} leaves KL out, but objective.beta_final = "
+               f"{objective.beta_final:g} brings it in later; start above 0, or leave objective.beta_final out.")
+    if objective.ratio_max is not None and knobs_in_use(objective).get("ratio") == "off":
+        yield (f"objective.ratio_max = {objective.ratio_max:g} bounds a ratio that is off; set "
+               f"objective.ratio=clamp or objective.ratio=cispo, or objective.ratio_max=null.")
 
 
 def model_problems(model: str) -> list[str]:

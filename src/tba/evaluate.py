@@ -63,7 +63,7 @@ class Evaluator:
         if greedy:
             likely = self._score(chosen, 1, 0.0)
             found[m.PASS_1_GREEDY] = m.mean(float(_is_right(s)) for _, scores in likely for s in scores)
-        if isinstance(self._task, Enumerable):
+        if isinstance(self._task, Enumerable) and beta > 0:  # without KL there is no such target
             found |= self._distance(self._task, beta)
         shown = [_show(version, p, c, s) for p, (c, s) in zip(chosen[:SHOWN], sampled, strict=False)]
         return Evaluation(version=version, metrics=found, shown=shown)

@@ -36,7 +36,8 @@ VERSION = _declare("version", "steps", "optimizer steps that the trainer's weigh
 ROUND = _declare("round", "rounds", "publications before this step")
 WALL = _declare("wall_s", "s", "time since training began, start-up excluded, earlier attempts included")
 
-LOSS = _declare("train/loss", "reward units", "batch loss of the objective")
+LOSS = _declare("train/loss", "reward units",
+                "batch loss; nats for online_dpo, standard deviations of reward for grpo, cispo, gspo")
 RESIDUAL_MSE = _declare("train/residual_mse", "nats^2", "mean squared residual over the batch")
 GRAD_NORM = _declare("train/grad_norm", "reward units", "global gradient norm before clipping")
 LEARNING_RATE = _declare("train/learning_rate", "1", "learning rate of this step")
@@ -45,6 +46,8 @@ REWARD = _declare("train/reward", "reward units", "mean reward of the trajectori
 KL = _declare("train/kl", "nats per completion", "mean log policy minus log reference of the trajectories consumed")
 ENTROPY = _declare("train/entropy", "nats per token", "mean minus log-prob of the tokens consumed, under the policy")
 LOG_Z = _declare("train/log_z", "nats", "mean over groups of the estimated log partition function")
+RATIO_CUT = _declare("train/ratio_cut", "1",
+                     "share of the tokens consumed whose importance ratio was cut (objectives with a ratio)")
 LENGTH = _declare("train/length", "tokens", "mean completion length consumed")
 TRAIN_TOKENS = _declare("train/tokens", "tokens", "prompt and completion tokens of the batch, without padding")
 FLAT_GROUPS = _declare("train/flat_groups", "groups", "groups of the batch whose rewards are all equal; they are kept")

@@ -96,6 +96,19 @@ class Policy:
         """Overwrites the weights; see `copy_in`."""
         copy_in(self.model, tensors)
 
+    @torch.no_grad()
+    def completion_logps(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int = 16_384
+    ) -> list[tuple[float, ...]]:
+        """Log-prob of each completion id, nats, of (prompt ids, completion ids) pairs, without gradient."""
+        step = max(1, max_tokens // max(len(p) + len(c) for p, c in pairs))
+        found: list[tuple[float, ...]] = []
+        for at in range(0, len(pairs), step):
+            rows = make_rows(pairs[at : at + step])
+            logps_NT = self.token_logps(rows).cpu()
+            found += [tuple(logps[mask].tolist()) for logps, mask in zip(logps_NT, rows.completion_NT, strict=True)]
+        return found
+
     def frozen_copy(self) -> Policy:
         """A copy of the policy as it is now, for use as reference or by an engine; adapters share their base."""
         return dataclasses.replace(self, model=_copied(self.model, trainable=False))

@@ -106,8 +106,12 @@ class Trajectory:
     """Log p_ref(tokens | prompt), nats, at `policy.temperature`, stop token included; finite."""
     ref_version: int = 0
     """Version of the reference that gave `ref_logp`."""
+    ref_logps: tuple[float, ...] = ()
+    """[T] nats, `ref_logp` by token; kept only where the objective reads it, else empty."""
 
     def __post_init__(self) -> None:
+        if len(self.ref_logps) not in (0, len(self.completion.tokens)):
+            raise ValueError(f"ref_logps has {len(self.ref_logps)} entries for {len(self.completion.tokens)} tokens.")
         if not (math.isfinite(self.reward) and math.isfinite(self.ref_logp)):
             raise ValueError(
                 f"reward {self.reward} and ref_logp {self.ref_logp} of a trajectory of prompt "

@@ -1,6 +1,6 @@
 """The policy that KL is measured against, and re-scoring of what an older one has scored."""
 
-# Shape legend: N trajectories of a micro-batch, U distinct ones among them.
+# Shape legend: N trajectories of a micro-batch, U distinct ones among them, T positions.
 
 from __future__ import annotations
 
@@ -74,9 +74,11 @@ class MovingReference:
             stale_N = micro.ref_version_N != self.version
             if bool(stale_N.any()):
                 count += int(stale_N.sum())
-                logp_N = _logps_of(policy, micro, stale_N)[micro.row_N]
+                logps_NT = _logps_of(policy, micro, stale_N)[micro.row_N]
+                kept_NT = micro.ref_logps_NT
                 micro = dataclasses.replace(
-                    micro, ref_logp_N=torch.where(stale_N, logp_N, micro.ref_logp_N),
+                    micro, ref_logp_N=torch.where(stale_N, logps_NT.sum(-1), micro.ref_logp_N),
+                    ref_logps_NT=None if kept_NT is None else torch.where(stale_N[:, None], logps_NT, kept_NT),
                     ref_version_N=torch.full_like(micro.ref_version_N, self.version),
                 )
             micros.append(micro)
@@ -109,17 +111,18 @@ class MovingReference:
 
 @torch.no_grad()
 def _logps_of(policy: Policy, micro: MicroBatch, stale_N: Tensor) -> Tensor:
-    """[U] log-probs, nats, of the distinct rows of stale trajectories; zero of the others."""
+    """[U T] log-probs by token, nats, of the distinct rows of stale trajectories; zero of the others."""
     stale_U = torch.zeros(sum(len(rows.input_NT) for rows in micro.rows), dtype=torch.bool)
     stale_U[micro.row_N[stale_N]] = True
-    logp_U = torch.zeros(len(stale_U))
+    logps_UT = torch.zeros(len(stale_U), max(rows.input_NT.shape[1] for rows in micro.rows))
     at = 0
     for rows in micro.rows:
         own_U = stale_U[at : at + len(rows.input_NT)]
         if bool(own_U.any()):
-            logp_U[at : at + len(own_U)][own_U] = policy.token_logps(_chosen(rows, own_U)).sum(-1).cpu()
+            width = rows.input_NT.shape[1]
+            logps_UT[at : at + len(own_U), :width][own_U] = policy.token_logps(_chosen(rows, own_U)).cpu()
         at += len(own_U)
-    return logp_U
+    return logps_UT
 
 
 def _chosen(rows: Rows, chosen_N: Tensor) -> Rows:

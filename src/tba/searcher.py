@@ -24,6 +24,10 @@ class Reference(Protocol):
         """Log p_ref(completion | prompt), nats, of (prompt ids, completion ids) pairs."""
         ...
 
+    def completion_logps(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:
+        """The same by token."""
+        ...
+
     def load(self, tensors: Tensors) -> None:
         """Becomes a newer reference."""
         ...
@@ -45,12 +49,15 @@ class Searcher:
 
     def __init__(
         self, *, engine: Engine, reference: Reference, task: Task, exploration: Exploration, num_samples: int,
-        batch_prompts: int, seed: int, name: str = "searcher-0",
+        batch_prompts: int, seed: int, name: str = "searcher-0", keeps_ref_logps: bool = False,
     ) -> None:
-        """`num_samples` completions a prompt, `batch_prompts` prompts an engine call."""
+        """`num_samples` completions a prompt, `batch_prompts` prompts an engine call.
+
+        `keeps_ref_logps`: trajectories carry the reference log-prob of each token, not only their sum.
+        """
         self._engine, self._reference, self._task = engine, reference, task
         self._exploration, self._num_samples, self._batch_prompts = exploration, num_samples, batch_prompts
-        self._seed = seed
+        self._seed, self._keeps_ref_logps = seed, keeps_ref_logps
         self._digest = ""
         self.ref_version = 0
         """Version of the reference that it scores with."""
@@ -108,20 +115,27 @@ class Searcher:
             for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
         ]
 
-    def _reference_logps(self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]) -> list[list[float]]:
+    def _reference_logps(
+        self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]
+    ) -> list[list[tuple[float, tuple[float, ...]]]]:
+        """The sum of each completion, and its terms if they are kept."""
         pairs = [(p.tokens, c.tokens) for p, of_prompt in zip(prompts, completions, strict=True) for c in of_prompt]
-        flat = iter(self._reference.sequence_logps(pairs) if pairs else [])
+        if self._keeps_ref_logps:
+            by_token = self._reference.completion_logps(pairs) if pairs else []
+            flat = iter([(math.fsum(logps), logps) for logps in by_token])
+        else:
+            flat = iter([(logp, ()) for logp in self._reference.sequence_logps(pairs)] if pairs else [])
         return [[next(flat) for _ in of_prompt] for of_prompt in completions]
 
 
 def _fill(
-    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure], ref_logps: Sequence[float],
-    ref_version: int,
+    blank: Group, completions: Sequence[Completion], scores: Sequence[Score | Failure],
+    ref_logps: Sequence[tuple[float, tuple[float, ...]]], ref_version: int,
 ) -> Group:
     """`blank` with its completions: those with a finite reward and finite log-probs as trajectories."""
     kept: list[Trajectory] = []
     lost: list[Unscored] = []
-    for completion, score, ref_logp in zip(completions, scores, ref_logps, strict=True):
+    for completion, score, (ref_logp, by_token) in zip(completions, scores, ref_logps, strict=True):
         if isinstance(score, Failure):
             lost.append(Unscored(completion=completion, reason=score.reason, detail=clip(score.detail)))
         elif not math.isfinite(ref_logp):
@@ -131,6 +145,6 @@ def _fill(
         else:
             kept.append(
                 Trajectory(prompt_id=blank.prompt.id, completion=completion, reward=score.reward,
-                           reward_parts=score.parts, ref_logp=ref_logp, ref_version=ref_version)
+                           reward_parts=score.parts, ref_logp=ref_logp, ref_logps=by_token, ref_version=ref_version)
             )
     return replace(blank, trajectories=tuple(kept), unscored=tuple(lost))

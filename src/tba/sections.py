@@ -1,11 +1,13 @@
-"""Branches of the settings tree about adapter, reference, beta and exploration."""
+"""Branches of the settings tree about objective, adapter, reference, beta and exploration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from tba import catalog
 
 
 class Section(BaseModel):
@@ -20,6 +22,42 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+Normalise = Annotated[str | float, BeforeValidator(catalog.normalisation)]
+
+
+class ObjectiveSettings(Section):
+    """The loss and its strength of KL."""
+
+    name: str = "trajectory_balance"
+    """A key of OBJECTIVES."""
+    beta: NonNegativeFloat = 0.02
+    """Reward units per nat of KL at step 1; 0 leaves KL out where the objective can do without."""
+    beta_final: PositiveFloat | None = None
+    """Beta from step `beta_steps` on; constant if left out."""
+    beta_steps: NonNegativeInt = 0
+    """Steps over which beta moves linearly to `beta_final`."""
+    beta_stop: PositiveInt | None = None
+    """Step from which beta is `beta_final` wherever the line is (the paper's early stop)."""
+    target_kl: PositiveFloat | None = None
+    """Nats of KL per completion that beta is steered to; `beta` is then its value at step 1."""
+    target_kl_gain: PositiveFloat = 0.1
+    """Largest relative change of beta in one step is a fifth of this."""
+    scale: Literal["advantage", "paper"] | None = None
+    """trajectory_balance*: beta/2 x mean squared residual (advantage, the default), or without that factor (paper)."""
+    log_z_per: Literal["prompt", "model"] | None = None
+    """trajectory_balance_learned_z: one log Z for each prompt (default), or one for all."""
+    log_z_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """trajectory_balance_learned_z: share of its mean residual that log Z moves by in a step (0.1)."""
+    ratio: Literal["off", "clamp", "cispo"] | None = None
+    """tba_prime: importance ratio of a token: none (default), truncated, or truncated and detached."""
+    ratio_max: PositiveFloat | None = None
+    """tba_prime, cispo: largest importance ratio of a token (8)."""
+    clip: Annotated[tuple[OpenFraction, PositiveFloat], Field(strict=False)] | None = None
+    """grpo, dr_grpo, ppo_clip (0.2, 0.2), gspo (3e-4, 4e-4): how far a ratio may be below and above 1."""
+    normalise: Normalise | None = None
+    """tba_prime, grpo (sequence), cispo, ppo_clip (token), dr_grpo (1.0): mean over each sequence's tokens, mean over
+    the batch's tokens, or sum over tokens divided by this number of them."""
 
 
 class LoraSettings(Section):
@@ -97,12 +135,15 @@ def range_problems(key: str, value: float | RangeSettings | None, most: float | 
 
 
 def beta_problems(
-    *, beta_final: float | None, beta_steps: int, beta_stop: int | None, target_kl: float | None
+    *, beta: float, beta_final: float | None, beta_steps: int, beta_stop: int | None, target_kl: float | None
 ) -> Iterator[str]:
     """What is wrong with a combination of the ways in which beta may move."""
     if target_kl is not None and beta_final is not None:
         yield (f"objective.target_kl = {target_kl:g} and objective.beta_final = {beta_final:g} both move beta; "
                f"give one of them.")
+    if target_kl is not None and beta == 0:
+        yield (f"objective.target_kl = {target_kl:g} steers beta by factors, and objective.beta = 0 stays 0; "
+               f"set objective.beta above 0.")
     if beta_final is None and beta_steps:
         yield f"objective.beta_steps = {beta_steps} has nowhere to go; give objective.beta_final, or drop it."
     if beta_final is None and beta_stop is not None:

@@ -15,6 +15,7 @@ from tba.sections import (
     LoraSettings,
     NonNegativeFloat,
     NonNegativeInt,
+    ObjectiveSettings,
     PositiveFloat,
     PositiveInt,
     RangeSettings,
@@ -151,27 +152,6 @@ class BufferSettings(Section):
     """Temperature of the reward sampler's softmax, in reward units."""
     dedup: Literal["exact", "none"] = "exact"
     """exact: a trajectory replaces copies of the same ids that earlier deliveries left."""
-
-
-class ObjectiveSettings(Section):
-    """The loss and its strength of KL."""
-
-    name: str = "trajectory_balance"
-    """A key of OBJECTIVES."""
-    beta: PositiveFloat = 0.02
-    """Reward units per nat of KL at step 1."""
-    beta_final: PositiveFloat | None = None
-    """Beta from step `beta_steps` on; constant if left out."""
-    beta_steps: NonNegativeInt = 0
-    """Steps over which beta moves linearly to `beta_final`."""
-    beta_stop: PositiveInt | None = None
-    """Step from which beta is `beta_final` wherever the line is (the paper's early stop)."""
-    target_kl: PositiveFloat | None = None
-    """Nats of KL per completion that beta is steered to; `beta` is then its value at step 1."""
-    target_kl_gain: PositiveFloat = 0.1
-    """Largest relative change of beta in one step is a fifth of this."""
-    scale: Literal["advantage", "paper"] = "advantage"
-    """advantage: beta/2 x mean squared residual; paper: without that factor."""
 
 
 class TrainerSettings(Section):
@@ -318,6 +298,11 @@ class Settings(Section):
         return objective.beta if objective.beta_final is None else objective.beta_final
 
     @property
+    def objective_knobs(self) -> dict[str, Any]:
+        """What the objective uses besides beta: what is set, else its defaults."""
+        return catalog.knobs_in_use(self.objective)
+
+    @property
     def sampling_temperature(self) -> float | RangeSettings:
         """Temperature that searchers sample at, or the range that they draw it from."""
         given = self.search.temperature
@@ -331,6 +316,8 @@ class Settings(Section):
         tree["buffer"]["recent_age"] = self.recent_age
         if self.search.temperature is None:
             tree["search"]["temperature"] = self.policy.temperature
+        for key, value in self.objective_knobs.items():
+            tree["objective"][key] = list(value) if isinstance(value, tuple) else value
         return tree
 
 
@@ -339,13 +326,14 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _batch_problems(s)
     yield from _buffer_problems(s)
     yield from _name_problems(s)
+    yield from catalog.objective_problems(s.objective)
     yield from _task_problems(s)
     yield from s.reference.problems()
     yield from range_problems("search.temperature", s.search.temperature)
     yield from range_problems("search.top_p", s.search.top_p, 1.0)
     yield from beta_problems(
-        beta_final=s.objective.beta_final, beta_steps=s.objective.beta_steps, beta_stop=s.objective.beta_stop,
-        target_kl=s.objective.target_kl,
+        beta=s.objective.beta, beta_final=s.objective.beta_final, beta_steps=s.objective.beta_steps,
+        beta_stop=s.objective.beta_stop, target_kl=s.objective.target_kl,
     )
 
 

@@ -1,10 +1,9 @@
 """Batch to loss to one optimizer step."""
 
-# Shape legend: N trajectories of a micro-batch, U distinct ones among them, T positions.
+# Shape legend: N trajectories of a micro-batch, U distinct ones among them, R those of a piece, T positions.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import time
@@ -14,11 +13,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from tba import metrics as m
 from tba.batch import Batch, MicroBatch
-from tba.objectives import OBJECTIVES, Objective
+from tba.loss import Loss, widened
 from tba.policy import Policy, copy_out, named_tensors
 from tba.reference import MovingReference
 from tba.schedules import KlControl, Schedules
@@ -44,7 +42,7 @@ class Trainer:
         """Optimizer steps that the weights have had."""
         self.steps = 0
         """Steps tried; those skipped for a non-finite loss or gradient included."""
-        self._objective = functools.partial(OBJECTIVES[objective.name], scale=objective.scale)
+        self._loss = Loss(settings)
         self._schedules = Schedules(
             steps=trainer.steps, learning_rate=trainer.learning_rate, schedule=trainer.schedule,
             warmup_steps=trainer.warmup_steps, beta=objective.beta, beta_final=objective.beta_final,
@@ -82,7 +80,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         rescored = self._reference.rescore(batch)
         batch, ref_version = rescored.batch, self._reference.version
-        parts = [self._accumulate(micro, batch.num_groups, beta) for micro in batch.micro_batches]
+        parts = [self._accumulate(micro, batch, beta) for micro in batch.micro_batches]
         loss = sum(part["loss"] for part in parts)
         limit = math.inf if self._clip_norm is None else self._clip_norm
         norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), limit))
@@ -90,6 +88,7 @@ class Trainer:
         self.steps = step
         if is_finite:
             self._optimizer.step()
+            self._loss.learn(parts)
             self.version += 1
             self._bad_in_a_row = 0
         else:
@@ -111,36 +110,30 @@ class Trainer:
         if self._reference.follow(self.policy, self.version) and self._resets_optimizer:
             self._optimizer.state.clear()
 
-    def _accumulate(self, micro: MicroBatch, num_groups: int, beta: float) -> dict[str, Any]:
+    def _accumulate(self, micro: MicroBatch, batch: Batch, beta: float) -> dict[str, Any]:
         """Adds the micro-batch's share of the batch gradient; returns its share of loss and metrics."""
-        share = micro.num_groups / max(1, num_groups)
         if len(micro.rows) == 1:
-            logp_N = self.policy.token_logps(micro.rows[0]).sum(-1)[micro.row_N]
-            found = self._evaluate(micro, logp_N, beta)
+            logps_NT = self.policy.token_logps(micro.rows[0])[micro.row_N]
+            found, loss = self._loss.of(micro, batch, logps_NT, beta)
             if micro.num_groups:
-                (found.loss * share).backward()
+                loss.backward()
         else:
             with torch.no_grad():
-                logp_U = torch.cat([self.policy.token_logps(rows).sum(-1) for rows in micro.rows])
-            logp_U.requires_grad_(True)
-            logp_N = logp_U[micro.row_N]
-            found = self._evaluate(micro, logp_N, beta)
+                logps_UT = widened([self.policy.token_logps(rows) for rows in micro.rows])
+            logps_UT.requires_grad_(True)
+            logps_NT = logps_UT[micro.row_N]
+            found, loss = self._loss.of(micro, batch, logps_NT, beta)
             if micro.num_groups:
-                (slope_U,) = torch.autograd.grad(found.loss * share, logp_U)
-                pieces = slope_U.split([len(rows.input_NT) for rows in micro.rows])
-                for rows, slope in zip(micro.rows, pieces, strict=True):
-                    (self.policy.token_logps(rows).sum(-1) * slope).sum().backward()
-        logp_N = logp_N.detach().cpu()
+                (slope_UT,) = torch.autograd.grad(loss, logps_UT)
+                pieces = slope_UT.split([len(rows.input_NT) for rows in micro.rows])
+                for rows, slope_RT in zip(micro.rows, pieces, strict=True):
+                    logps_RT = self.policy.token_logps(rows)
+                    (logps_RT * slope_RT[:, : logps_RT.shape[1]]).sum().backward()
         return {
-            "loss": float(found.loss.detach()) * share, "micro": micro, "logp_N": logp_N,
+            "loss": float(loss.detach()), "micro": micro, "logp_N": logps_NT.detach().sum(-1).cpu(),
             "residual_N": found.residual.cpu(), "log_z_N": found.log_z.cpu(),
+            "cut": None if found.cut is None else int(found.cut.sum()),
         }
-
-    def _evaluate(self, micro: MicroBatch, logp_N: Tensor, beta: float) -> Objective:
-        place = logp_N.device
-        return self._objective(
-            logp_N, micro.ref_logp_N.to(place), micro.reward_N.to(place), micro.group_N.to(place), beta=beta
-        )
 
     def _count_bad_step(self, loss: float, norm: float) -> None:
         self._bad_in_a_row += 1
@@ -168,10 +161,12 @@ class Trainer:
             for kind, value in self._optimizer.state.get(parameter, {}).items():
                 found[f"optimizer.{kind}.{name}"] = value
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, path / "trainer.safetensors")
-        counters = {
+        counters: dict[str, Any] = {
             "version": self.version, "steps": self.steps, "bad_in_a_row": self._bad_in_a_row,
             "ref_version": self._reference.version, "beta": None if self._control is None else self._control.beta,
         }
+        if self._loss.learned_z is not None:
+            counters["log_z"] = self._loss.learned_z.values
         (path / "trainer.json").write_text(json.dumps(counters), "utf-8")
 
     @torch.no_grad()
@@ -193,6 +188,8 @@ class Trainer:
             self._control.beta = counters["beta"]
         self.version, self.steps = counters["version"], counters["steps"]
         self._bad_in_a_row = counters["bad_in_a_row"]
+        if self._loss.learned_z is not None:
+            self._loss.learned_z.values = counters["log_z"]
 
 
 def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[str, Any]:
@@ -215,6 +212,8 @@ def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[s
     return {
         m.RESIDUAL_MSE: float(torch.cat([part["residual_N"] for part in parts]).square().mean()),
         m.LOG_Z: m.mean(log_z.values()),
+        m.RATIO_CUT: None if parts[0]["cut"] is None else
+        sum(part["cut"] for part in parts) / max(1, batch.num_counted_tokens),
         m.REWARD: float(reward_N.double().mean()),
         m.KL: float((logp_N - torch.cat([x.ref_logp_N for x in micro])).mean()),
         m.ENTROPY: float(-logp_N.sum() / length_N.sum()),

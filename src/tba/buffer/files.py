@@ -10,7 +10,7 @@ from typing import Any
 from tba.buffer.entries import Entry
 from tba.records import Completion, Prompt, Trajectory
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the files."""
 
 
@@ -57,6 +57,7 @@ def _schema() -> Any:
         ("text", pa.string()), ("logps", floats), ("behaviour_logps", floats), ("token_versions", ids),
         ("version", pa.int64()), ("finish", pa.string()), ("reward", pa.float64()), ("reward_parts", pa.string()),
         ("ref_logp", pa.float64()), ("ref_version", pa.int64()),
+        ("ref_logps", floats),
     ])
 
 
@@ -68,7 +69,7 @@ def _to_row(entry: Entry) -> dict[str, Any]:
         "behaviour_logps": list(completion.behaviour_logps), "token_versions": list(completion.token_versions),
         "version": completion.version, "finish": completion.finish, "reward": trajectory.reward,
         "reward_parts": json.dumps(dict(trajectory.reward_parts)), "ref_logp": trajectory.ref_logp,
-        "ref_version": trajectory.ref_version,
+        "ref_version": trajectory.ref_version, "ref_logps": list(trajectory.ref_logps),
     }
 
 
@@ -81,6 +82,7 @@ def _from_row(row: dict[str, Any]) -> Entry:
     trajectory = Trajectory(
         prompt_id=json.loads(row["prompt_id"]), completion=completion, reward=row["reward"],
         reward_parts=json.loads(row["reward_parts"]), ref_logp=row["ref_logp"], ref_version=row["ref_version"],
+        ref_logps=tuple(row["ref_logps"]),
     )
     return Entry(number=row["number"], trajectory=trajectory, uses=row["uses"])
 

@@ -33,6 +33,8 @@ class Engine(Protocol):
 
     version: int
     """Version of those weights."""
+    gives_logps: bool
+    """Whether completions carry the log-prob that each id was drawn with."""
 
     def generate(
         self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int]

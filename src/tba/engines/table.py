@@ -24,6 +24,7 @@ class TableEngine:
         """Samples with `policy`, which `load` overwrites: give the engine a copy of its own."""
         self._policy = policy
         self.version = 0
+        self.gives_logps = True
 
     @torch.no_grad()
     def generate(

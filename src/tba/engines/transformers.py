@@ -27,6 +27,7 @@ class TransformersEngine:
         self._policy = policy
         self._device = next(self._policy.model.parameters()).device
         self.version = 0
+        self.gives_logps = True
 
     @torch.inference_mode()
     def generate(
