@@ -89,7 +89,7 @@ def test_the_controller_survives_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("objective", "words"), [
     ({"target_kl": 3.0, "beta_final": 0.01}, ("objective.target_kl = 3", "objective.beta_final = 0.01")),
-    ({"target_kl": 3.0, "beta": 0}, ("objective.target_kl = 3", "objective.beta = 0")),
+    ({"name": "reinforce", "target_kl": 3.0, "beta": 0}, ("objective.target_kl = 3", "objective.beta = 0")),
     ({"beta_steps": 40}, ("objective.beta_steps = 40", "beta_final")),
     ({"beta_stop": 40}, ("objective.beta_stop = 40", "beta_final")),
     ({"beta_final": 0.01, "beta_steps": 30, "beta_stop": 31}, ("beta_stop = 31", "beta_steps = 30")),
