@@ -45,17 +45,19 @@ class Files:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._head: Written | None = None
         self._next = 0
         self._prompts: list[tuple[int, int, Written]] = []
 
     def save(self, path: Path, storage: Storage, prompts: Tally, state: Mapping[str, Any]) -> None:
         """Writes what is new into `path`, links the rest, then the head, in one move; then removes what is old."""
-        _settle(storage)
-        home = self._home(path, storage)
-        for key, segment in storage.segments.items():
-            if not self._link(path, home, segment.file):
-                segment.file = self._write(path, "trajectories", columns.of_segment(segment, storage))
-            assert segment.file is not None, key
+        storage.close_segment()
+        storage.merge_small()
+        home = self._home(path)
+        unwritten = [key for key, s in storage.segments.items() if not self._link(path, home, s.file)]
+        for key in unwritten:
+            whole = storage.whole(key)
+            whole.file = self._write(path, "trajectories", columns.of_segment(whole, storage))
         self._save_prompts(path, home, storage)
         index = self._write(path, "index", columns.of_index(storage))
         tally = self._write(path, "tally", columns.of_tally(prompts))
@@ -69,13 +71,13 @@ class Files:
         partial.write_text(json.dumps(head, allow_nan=False), "utf-8")
         _to_disk(partial)
         os.replace(partial, path / HEAD)
+        self._folder, self._head = path, _written(path / HEAD)
         _to_disk(path)
         named = set(_names_in(head))
         for stem in STEMS:
             for file in path.glob(f"{stem}-*.parquet"):
                 if file.name not in named:
                     file.unlink()
-        self._folder = path
 
     def load(self, path: Path, storage: Storage) -> tuple[dict[str, Any], dict[str, list[float]]]:
         """Fills an empty storage from `path`; returns the state that `save` was given, and the prompts' sums.
@@ -86,7 +88,7 @@ class Files:
         head = json.loads((path / HEAD).read_text("utf-8"))
         if head["schema"] != SCHEMA:
             raise ValueError(f"{path} holds a buffer of schema {head['schema']}; this version reads schema {SCHEMA}.")
-        self._folder, self._next = path, head["next_file"]
+        self._folder, self._head, self._next = path, _written(path / HEAD), head["next_file"]
         for first, end, name in head["prompts"]:
             for prompt in columns.to_prompts(_read(path / name)):
                 storage.pool_of(prompt)
@@ -121,15 +123,12 @@ class Files:
                 file = self._write(path, "prompts", columns.of_prompts(storage.pools[first:end]))
             self._prompts.append((first, end, file))
 
-    def _home(self, path: Path, storage: Storage) -> Path:
-        """The folder that holds the files of the last save: where it was, in `path`, or beside `path`."""
-        known = [file for _, _, file in self._prompts]
-        known += [s.file for s in storage.segments.values() if s.file is not None]
-        if not known or self._folder is None:
+    def _home(self, path: Path) -> Path:
+        """The folder of the last save: where it was, in `path`, or, if it was given another name, beside `path`."""
+        if self._folder is None or self._head is None:
             return path
-        beside = (folder for folder in sorted(path.parent.iterdir()) if folder.is_dir())
-        for folder in (self._folder, path, *beside):
-            if any(file.is_at(folder / file.name) for file in (known[0], known[-1])):
+        for folder in (self._folder, path, *sorted(f for f in path.parent.iterdir() if f.is_dir())):
+            if self._head.is_at(folder / self._head.name):
                 return folder
         return path
 
@@ -156,15 +155,6 @@ class Files:
         pq.write_table(table, file, compression="zstd", use_dictionary=False, write_statistics=False)
         _to_disk(file)
         return _written(file)
-
-
-def _settle(storage: Storage) -> None:
-    """Closes and tidies segments so that each one not yet written holds only what is alive."""
-    storage.close_segment()
-    storage.merge_small()
-    for key, segment in list(storage.segments.items()):
-        if segment.file is None and segment.live < len(segment):
-            storage.rewrite([key])
 
 
 def _names_in(head: Mapping[str, Any]) -> Sequence[str]:

@@ -33,7 +33,7 @@ class Storage:
         self.pools: list[Pool] = []
         self.by_id: dict[str, Pool] = {}
         self.segments: dict[int, Segment] = {}
-        self.next_segment = 0
+        self.next_segment, self._open = 0, -1
         self.next_number = 0
         self.tokens = self.bytes = self.count = self.num_prompts = 0
         self.oldest = self.newest = -1
@@ -174,15 +174,20 @@ class Storage:
 
     def close_segment(self) -> None:
         """Ends the growth of the newest segment, so that it can be written."""
-        key = self.next_segment - 1
+        key = self._open
         segment = self.segments.get(key)
         if segment is None or not segment.open:
             return
         segment.close()
         if not segment.live:
             del self.segments[key]
-        elif segment.live < len(segment):
+
+    def whole(self, key: int) -> Segment:
+        """A closed segment, rewritten if something has left it."""
+        if self.segments[key].live < len(self.segments[key]):
             self.rewrite([key])
+            key = self.next_segment - 1
+        return self.segments[key]
 
     def merge_small(self) -> None:
         """Joins small closed segments of about one size, so that their number stays small."""
@@ -198,11 +203,12 @@ class Storage:
     # ---- inside ----
 
     def _open_segment(self) -> tuple[int, Segment]:
-        segment = self.segments.get(self.next_segment - 1)
+        segment = self.segments.get(self._open)
         if segment is None or not segment.open:
-            segment = self.segments[self.next_segment] = Segment()
+            self._open = self.next_segment
+            segment = self.segments[self._open] = Segment()
             self.next_segment += 1
-        return self.next_segment - 1, segment
+        return self._open, segment
 
     def rewrite(self, keys: Sequence[int]) -> None:
         """Replaces segments by one with what is left of them."""
