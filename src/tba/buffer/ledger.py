@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 UNITS = ("trajectories", "tokens")
 FATES = ("delivered", "evicted", "rejected")
 STARVED = 0.5
@@ -127,6 +129,25 @@ def fairness(prompts: Tally, lengths: Tally) -> dict[str, Any]:
                 f"{overall:.2f} over all; raise the share of uniform in buffer.mix."
             )
     return {**rows, "warnings": warnings}
+
+
+def served(prompts: Tally, lengths: Tally) -> tuple[float, float]:
+    """Consumed per delivered, over that of all: of the longest tenth of the completions, and of the tenth of the
+    prompts with the lowest mean reward. NaN before anything is known.
+    """
+    delivered, consumed = (np.frombuffer(lengths.sums[name], np.int64) for name in ("delivered", "consumed"))
+    longer = np.cumsum(delivered[::-1])[::-1] - delivered
+    long = longer < 0.1 * delivered.sum()
+    of = {name: np.frombuffer(column, np.float64 if column.typecode == "d" else np.int64)
+          for name, column in prompts.sums.items()}
+    known = np.flatnonzero(of["accepted"])
+    mean = of["reward"][known] / of["accepted"][known]
+    hard = known[np.argsort(mean, kind="stable")[: -(-len(known) // 10)]]
+    overall = _over(float(consumed.sum()), float(delivered.sum()))
+    return (
+        _over(_over(float(consumed[long].sum()), float(delivered[long].sum())), overall),
+        _over(_over(float(of["consumed"][hard].sum()), float(of["delivered"][hard].sum())), overall),
+    )
 
 
 def _over(part: float, whole: float) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tba.buffer.copies import Copies, Counts, NearCopies, digest
 from tba.buffer.entries import Draw, EmptyBufferError, Entry
-from tba.buffer.ledger import Ledger, Tally, fairness, length_class
+from tba.buffer.ledger import Ledger, Tally, fairness, length_class, served
 from tba.buffer.options import Options
 from tba.buffer.rows import Pool
 from tba.buffer.samplers import advantage_shifts, choose, draw_prompt, draw_uniform, draw_weighted
@@ -260,6 +260,10 @@ class ReplayBuffer:
     def fairness(self) -> dict[str, Any]:
         """See `ledger.fairness`: by deciles of length and of the prompts' difficulty, with warnings."""
         return fairness(self._prompts, self._lengths)
+
+    def served(self) -> tuple[float, float]:
+        """How the longest completions and the hardest prompts are served, over all: see `ledger.served`."""
+        return served(self._prompts, self._lengths)
 
     def entries(self) -> Iterator[tuple[Prompt, Entry]]:
         """Everything held, in order of insertion."""
