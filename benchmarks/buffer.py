@@ -44,10 +44,10 @@ def groups(prompts: int, tokens: int, seed: int = 0) -> Iterator[Group]:
     named = [Prompt(id=f"p{n}", tokens=(1, 2), text="") for n in range(prompts)]
     number = 0
     while True:
-        ids = rng.integers(0, 50_000, (512, SIZE, tokens)).tolist()
-        logps = rng.normal(-1.0, 0.3, (512, SIZE, tokens)).astype(np.float32).tolist()
-        rewards = rng.normal(size=(512, SIZE)).tolist()
-        for at in range(512):
+        ids = rng.integers(0, 50_000, (64, SIZE, tokens)).tolist()
+        logps = rng.normal(-1.0, 0.3, (64, SIZE, tokens)).astype(np.float32).tolist()
+        rewards = rng.normal(size=(64, SIZE)).tolist()
+        for at in range(64):
             prompt = named[number % prompts]
             number += 1
             yield Group(prompt=prompt, trajectories=tuple(
@@ -57,11 +57,11 @@ def groups(prompts: int, tokens: int, seed: int = 0) -> Iterator[Group]:
             ))
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Seconds of wall time."""
-    started = time.perf_counter()
+def timed(work: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
+    """Seconds: of this process's processor, which others on the machine do not disturb, or of `clock`."""
+    started = clock()
     work()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def filled(count: int, prompts: int, tokens: int, **changes: Any) -> tuple[ReplayBuffer, Iterator[Group]]:
@@ -90,13 +90,13 @@ def scaling(small: int, large: int, samplers: tuple[str, ...]) -> Figures:
         report(found, f"add, {shape}", added, small, large)
         for sampler in samplers:
             drawn: dict[int, list[float]] = {small: [], large: []}
-            for count, (buffer, _) in held.items():
+            for buffer, _ in held.values():
                 buffer.options = buffer.options.changed(mix={sampler: 1.0})
                 buffer.sample(1, SIZE, version=0, rng=rng)
             for _ in range(9):
                 for count, (buffer, _) in held.items():
-                    work = timed(lambda b=buffer: b.sample(64, SIZE, version=0, rng=rng))
-                    drawn[count].append(work / (64 * SIZE))
+                    seconds = timed(lambda b=buffer: b.sample(64, SIZE, version=0, rng=rng))
+                    drawn[count].append(seconds / (64 * SIZE))
             report(found, f"draw {sampler}, {shape}", drawn, small, large)
         del held
         gc.collect()
@@ -112,22 +112,29 @@ def report(found: Figures, name: str, seconds: dict[int, list[float]], small: in
 
 def throughput() -> Figures:
     """Trajectories per second with groups of 8 x 128 tokens, each the median of 5 pieces; nothing beside it."""
+    return throughput_of("", {}) | throughput_of(", without log-probs", {"keep_logps": False})
+
+
+def throughput_of(name: str, changes: dict[str, Any]) -> Figures:
+    """Of a buffer with other options."""
     found: Figures = {}
     rng = np.random.default_rng(2)
     mix = {"recent": 0.5, "reward": 0.25, "uniform": 0.25}
-    for name, changes in (("", {}), (", without log-probs", {"keep_logps": False})):
-        buffer, source = filled(40_000, 500, TOKENS, mix=mix, **changes)
-        pieces = [list(islice(source, 250)) for _ in range(5)]
-        rates = [2000 / timed(lambda p=piece: [buffer.add(group) for group in p]) for piece in pieces]
-        found[f"added{name}: per second"] = statistics.median(rates)
-        buffer.options = buffer.options.changed(capacity=len(buffer))
-        rates = [2000 / timed(lambda p=piece: [buffer.add(group) for group in p])
-                 for piece in (list(islice(source, 250)) for _ in range(5))]
-        found[f"added to a full buffer{name}: per second"] = statistics.median(rates)
-        for sampler in (*mix, "mixture"):
-            buffer.options = buffer.options.changed(mix=mix if sampler == "mixture" else {sampler: 1.0})
-            rates = [2048 / timed(lambda: buffer.sample(256, SIZE, version=0, rng=rng)) for _ in range(5)]
-            found[f"drawn by {sampler}{name}: per second"] = statistics.median(rates)
+    buffer, source = filled(40_000, 500, TOKENS, mix=mix, **changes)
+
+    def adding() -> float:
+        piece = list(islice(source, 250))
+        return 250 * SIZE / timed(lambda: [buffer.add(group) for group in piece])
+
+    def drawing() -> float:
+        return 256 * SIZE / timed(lambda: buffer.sample(256, SIZE, version=0, rng=rng))
+
+    found[f"added{name}: per second"] = statistics.median(adding() for _ in range(5))
+    buffer.options = buffer.options.changed(capacity=len(buffer))
+    found[f"added to a full buffer{name}: per second"] = statistics.median(adding() for _ in range(5))
+    for sampler in (*mix, "mixture"):
+        buffer.options = buffer.options.changed(mix=mix if sampler == "mixture" else {sampler: 1.0})
+        found[f"drawn by {sampler}{name}: per second"] = statistics.median(drawing() for _ in range(5))
     return found
 
 
@@ -174,20 +181,20 @@ def files(count: int) -> Figures:
         places = [Path(folder) / f"save_{n}" for n in range(6)]
         for place in places:
             place.mkdir()
-        full = timed(lambda: buffer.save(places[0]))
+        full = timed(lambda: buffer.save(places[0]), time.perf_counter)
         size = sum(f.stat().st_size for f in places[0].iterdir())
         later, written = [], []
         for place in places[1:]:
             for group in islice(source, count // 100 // SIZE):
                 buffer.add(group)
             buffer.sample(max(1, count // 100 // SIZE), SIZE, version=0, rng=rng)
-            later.append(timed(lambda p=place: buffer.save(p)))
+            later.append(timed(lambda p=place: buffer.save(p), time.perf_counter))
             written.append(sum(f.stat().st_size for f in place.iterdir() if f.stat().st_nlink == 1))
-        load = timed(lambda: ReplayBuffer(buffer.options).load(places[-1]))
+        load = timed(lambda: ReplayBuffer(buffer.options).load(places[-1]), time.perf_counter)
     return {
         "full save: s": full, "full save: MiB": size / 2**20, "1 % changed: s": statistics.median(later),
-        "1 % changed: MiB": statistics.median(written) / 2**20, "1 % changed: save ratio": statistics.median(later) / full,
-        "load: s": load,
+        "1 % changed: MiB": statistics.median(written) / 2**20,
+        "1 % changed: save ratio": statistics.median(later) / full, "load: s": load,
     }
 
 
@@ -215,7 +222,7 @@ def main() -> None:
         figures[part] = measures[part]()
         for name, value in figures[part].items():
             kind = name.rpartition(": ")[2]
-            bar = BARS.get(kind, None)
+            bar = BARS.get(kind)
             missed = bar is not None and (value < bar if kind == "per second" else value > bar)
             note = "" if bar is None else f"  bar {bar:g}{', MISSED' if missed else ''}"
             print(f"{part:11} {name:52} {value:12.4g}{note}", flush=True)

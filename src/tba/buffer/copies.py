@@ -21,10 +21,16 @@ MOST_COMPARED = 8
 """Newest candidates of each band that a newcomer is compared with."""
 
 
-def digest(pool: int, ids: Sequence[int]) -> int:
-    """A 64-bit number that stands for the ids of a completion of a pool."""
-    data = pool.to_bytes(4, "little") + array("i", ids).tobytes()
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
+def digests_of(pool: int, ids: np.ndarray, lengths: Sequence[int]) -> list[int]:
+    """64-bit numbers that stand for completions of a pool, whose int32 ids lie one after another."""
+    data, at = ids.tobytes(), 0
+    start, found = blake2b(pool.to_bytes(4, "little"), digest_size=8), list[int]()
+    for length in lengths:
+        state = start.copy()
+        state.update(data[at : at + 4 * length])
+        found.append(int.from_bytes(state.digest(), "little", signed=True))
+        at += 4 * length
+    return found
 
 
 class Copies:

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ class Tally:
         }
 
 
+@cache
 def length_class(length: int) -> int:
     """The class of a number of tokens; eight between each power of two and the next."""
     return int(PER_OCTAVE * math.log2(length))

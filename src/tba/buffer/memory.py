@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tba.buffer.copies import Copies, Counts, NearCopies, digest
+from tba.buffer.copies import Copies, Counts, NearCopies, digests_of
 from tba.buffer.entries import Draw, EmptyBufferError, Entry
 from tba.buffer.ledger import Ledger, Tally, fairness, length_class, served
 from tba.buffer.options import Options
@@ -99,25 +100,28 @@ class ReplayBuffer:
         completions = group.completions
         self._ledger.note("delivered", "all", group.num_tokens, len(completions))
         self._prompts.add(pool.number, delivered=len(completions))
-        for completion in completions:
-            self._lengths.add(length_class(len(completion.tokens)), delivered=1)
+        for length, times in Counter(len(completion.tokens) for completion in completions).items():
+            self._lengths.add(length_class(length), delivered=times)
 
     def _insert(self, pool: Pool, entering: list[Trajectory]) -> None:
         storage, count = self.storage, len(entering)
         digests, copies = [0] * count, [0] * count
+        lengths = [len(t.completion.tokens) for t in entering]
+        ids = np.fromiter(chain.from_iterable(t.completion.tokens for t in entering), np.int32, sum(lengths))
         if self._copies is not None or self._counts is not None:
-            digests = [digest(pool.number, t.completion.tokens) for t in entering]
+            digests = digests_of(pool.number, ids, lengths)
         if self._copies is not None:
             for one in dict.fromkeys(digests):
                 for row in reversed(self._copies.of(one)):
                     self._evict(row, "duplicate")
         if self._counts is not None:
             copies = [self._counts.add(one) for one in digests]
-        rows = storage.insert(pool, entering, digests, copies)
-        for row, trajectory in zip(rows, entering, strict=True):
-            self._prompts.add(pool.number, accepted=1, reward=trajectory.reward)
-            self._lengths.add(length_class(len(trajectory.completion.tokens)), accepted=1, reward=trajectory.reward)
-            if self._copies is not None:
+        rows = storage.insert(pool, entering, ids, digests, copies)
+        for length, trajectory in zip(lengths, entering, strict=True):
+            self._lengths.add(length_class(length), accepted=1, reward=trajectory.reward)
+        self._prompts.add(pool.number, accepted=count, reward=sum(t.reward for t in entering))
+        if self._copies is not None:
+            for row in rows:
                 self._copies.add(row)
         if self._near is not None:
             self._drop_near_copies(self._near, pool, rows)

@@ -51,7 +51,7 @@ class Ragged:
         return np.append(np.frombuffer(self._starts, np.int32), np.int32(self._used))
 
     def extend(self, lists: Sequence[Sequence[Any]]) -> None:
-        """Adds lists of numbers."""
+        """Adds lists of numbers, or words."""
         lengths = [len(one) for one in lists]
         total = sum(lengths)
         if not total:
@@ -59,14 +59,13 @@ class Ragged:
             return
         kind = self._values.dtype
         exact = np.float64 if kind == np.float32 else kind
-        values = np.fromiter(chain.from_iterable(lists), exact, total)
-        self.extend_flat(values, lengths)
+        self.extend_flat(np.fromiter(chain.from_iterable(lists), exact, total), lengths)
 
     def extend_flat(self, values: np.ndarray, lengths: Sequence[int]) -> None:
         """Adds lists that lie one after another in `values`."""
         if self._values.dtype == np.float32 and values.dtype == np.float64:
             narrow = values.astype(np.float32)
-            if np.array_equal(narrow, values, equal_nan=True):
+            if (narrow == values).all() or np.array_equal(narrow, values, equal_nan=True):
                 values = narrow
             else:
                 self._values = self._values.astype(np.float64)
@@ -94,6 +93,12 @@ class Ragged:
         end = self._starts[at + 1] if at + 1 < self._rows else self._used
         return self._values[self._starts[at] : end]
 
+    def length(self, at: int) -> int:
+        """Of the list at a place."""
+        if not self._starts:
+            return 0
+        return (self._starts[at + 1] if at + 1 < self._rows else self._used) - self._starts[at]
+
     def take(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The lists at `places` one after another, and their lengths."""
         starts = self.starts_N1.astype(np.int64)
@@ -117,6 +122,8 @@ RAGGED = {
     "reward_parts": "uint8",
 }
 """Columns of lists, with their kinds; text is UTF-8, parts of the reward are JSON."""
+BYTES = {name: 1 if kind == "uint8" else 4 for name, kind in RAGGED.items()}
+"""What one value of a list is counted with, whatever it takes."""
 PLAIN = {"ref_logp": "d", "ref_version": "q", "finish": "b"}
 """Columns of numbers, as array codes."""
 
@@ -151,18 +158,20 @@ class Segment:
         """Whether it takes no more."""
         return self.tokens >= MOST_TOKENS or len(self) >= MOST_ROWS
 
-    def extend(self, trajectories: Sequence[Trajectory], *, keeps_logps: bool, keeps_text: bool) -> None:
-        """Adds trajectories; the caller sets their rows."""
+    def extend(
+        self, trajectories: Sequence[Trajectory], ids: np.ndarray, *, keeps_logps: bool, keeps_text: bool
+    ) -> None:
+        """Adds trajectories, whose ids lie one after another in `ids`; the caller sets their rows."""
         completions = [t.completion for t in trajectories]
         lists, numbers = self.lists, self.numbers
-        lists["tokens"].extend([c.tokens for c in completions])
+        lists["tokens"].extend_flat(ids, [len(c.tokens) for c in completions])
         lists["logps"].extend([c.logps if keeps_logps else () for c in completions])
         lists["behaviour_logps"].extend([c.behaviour_logps if keeps_logps else () for c in completions])
         lists["token_versions"].extend([c.token_versions for c in completions])
         texts = [c.text.encode("utf-8", "surrogatepass") if keeps_text else b"" for c in completions]
         parts = [json.dumps(dict(t.reward_parts)).encode() if t.reward_parts else b"" for t in trajectories]
-        for name, words in (("text", texts), ("reward_parts", parts)):
-            lists[name].extend_flat(np.frombuffer(b"".join(words), np.uint8), [len(word) for word in words])
+        lists["text"].extend(texts)
+        lists["reward_parts"].extend(parts)
         numbers["ref_logp"].extend([t.ref_logp for t in trajectories])
         numbers["ref_version"].extend([t.ref_version for t in trajectories])
         numbers["finish"].extend([FINISHES.index(c.finish) for c in completions])
@@ -191,27 +200,25 @@ class Segment:
 
     def bytes_of(self, at: int) -> int:
         """Bytes that the trajectory at a place is counted with."""
-        return ROW_BYTES + sum(len(one[at]) * (1 if name in ("text", "reward_parts") else 4)
-                               for name, one in self.lists.items() if len(one.values))
+        return ROW_BYTES + sum(BYTES[name] * one.length(at) for name, one in self.lists.items())
 
     def bytes_N(self) -> np.ndarray:
         """`bytes_of` every trajectory."""
         total = np.full(len(self), ROW_BYTES, np.int64)
         for name, one in self.lists.items():
-            total += np.diff(one.starts_N1) * (1 if name in ("text", "reward_parts") else 4)
+            total += BYTES[name] * np.diff(one.starts_N1)
         return total
 
     @property
     def counted(self) -> int:
         """Bytes that all its trajectories together are counted with."""
-        return ROW_BYTES * len(self) + sum(len(one.values) * (1 if name in ("text", "reward_parts") else 4)
-                                           for name, one in self.lists.items())
+        return ROW_BYTES * len(self) + sum(BYTES[name] * len(one.values) for name, one in self.lists.items())
 
     def leave(self, at: int) -> None:
         """Notes that the trajectory at a place has left the buffer."""
         self.rows[at] = -1
         self.live -= 1
-        self.live_tokens -= len(self.lists["tokens"][at])
+        self.live_tokens -= self.lists["tokens"].length(at)
 
     def close(self) -> None:
         """Ends its growth."""

@@ -102,12 +102,13 @@ class Storage:
         return pool
 
     def insert(
-        self, pool: Pool, trajectories: Sequence[Trajectory], digests: Sequence[int], copies: Sequence[int]
+        self, pool: Pool, trajectories: Sequence[Trajectory], ids: np.ndarray, digests: Sequence[int],
+        copies: Sequence[int],
     ) -> list[int]:
-        """Stores trajectories of the pool's prompt, the newest last; returns their rows."""
+        """Stores trajectories of the pool's prompt, newest last, their int32 ids in one piece; returns rows."""
         key, segment = self._open_segment()
         first, counted = len(segment), segment.counted
-        segment.extend(trajectories, **self._keeps)
+        segment.extend(trajectories, ids, **self._keeps)
         inserted: list[int] = []
         for place, trajectory in enumerate(trajectories):
             row = self._fill_row(pool, trajectory, key, first + place)

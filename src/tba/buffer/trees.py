@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from math import exp, log1p
+
+
+NOTHING = -math.inf
+"""Log of no mass."""
 
 
 def log_add(a: float, b: float) -> float:
     """Log(exp(a) + exp(b)), without overflow; minus infinity stands for nothing."""
     if a < b:
         a, b = b, a
-    return a if b == -math.inf else a + math.log1p(math.exp(b - a))
+    return a if b == NOTHING else a + log1p(exp(b - a))
 
 
 class Tree:
@@ -54,6 +59,14 @@ class Tree:
         at = self._size + place
         node[at] = value
         at >>= 1
+        if combine is log_add:  # written out: this is most of the time that an addition takes
+            while at:
+                a, b = node[2 * at], node[2 * at + 1]
+                if a < b:
+                    a, b = b, a
+                node[at] = a if b == NOTHING else a + log1p(exp(b - a))
+                at >>= 1
+            return
         while at:
             node[at] = combine(node[2 * at], node[2 * at + 1])
             at >>= 1
@@ -80,9 +93,9 @@ def find(tree: Tree, share: float) -> int:
     while at < tree.size:
         at *= 2
         left, right = node[at], node[at + 1]
-        if right == -math.inf:
+        if right == NOTHING:
             continue
-        part = math.exp(left - log_add(left, right)) if left != -math.inf else 0.0
+        part = exp(left - log_add(left, right)) if left != NOTHING else 0.0
         if share < part:
             share /= part
         else:
