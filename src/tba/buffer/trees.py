@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from math import exp, log1p
 
-
 NOTHING = -math.inf
 """Log of no mass."""
 
