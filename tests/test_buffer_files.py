@@ -289,14 +289,13 @@ def killed(path: Path, dice: random.Random) -> int:
     search = [str(Path(__file__).parent), *sys.path]
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(path), *search], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    acknowledged, lines, took, since = 0, iter(child.stdout), 0.05, 0.0
-    for _ in range(2 * dice.randrange(1, 5)):
+    acknowledged, lines, took, since, saves = 0, iter(child.stdout), 0.05, 0.0, dice.randrange(2, 6)
+    while saves:
         line = next(lines).strip()
-        took = time.perf_counter() - since if line.isdigit() else took
+        if line.isdigit():
+            acknowledged, took = int(line), time.perf_counter() - since
+        saves -= line == "saving"
         since = time.perf_counter()
-        acknowledged = int(line) if line.isdigit() else acknowledged
-    while next(lines).strip() != "saving":
-        pass
     time.sleep(dice.random() * took)  # a moment within the save
     child.kill()
     rest = child.stdout.read().split()

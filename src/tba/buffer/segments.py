@@ -39,6 +39,11 @@ class Ragged:
         return self._rows
 
     @property
+    def total(self) -> int:
+        """Values of all lists together."""
+        return self._used
+
+    @property
     def values(self) -> np.ndarray:
         """All lists, one after another."""
         return self._values[: self._used]
@@ -151,7 +156,7 @@ class Segment:
     @property
     def tokens(self) -> int:
         """Tokens, those of trajectories that left included."""
-        return len(self.lists["tokens"].values)
+        return self.lists["tokens"].total
 
     @property
     def full(self) -> bool:
@@ -212,7 +217,7 @@ class Segment:
     @property
     def counted(self) -> int:
         """Bytes that all its trajectories together are counted with."""
-        return ROW_BYTES * len(self) + sum(BYTES[name] * len(one.values) for name, one in self.lists.items())
+        return ROW_BYTES * len(self) + sum(BYTES[name] * one.total for name, one in self.lists.items())
 
     def leave(self, at: int) -> None:
         """Notes that the trajectory at a place has left the buffer."""
