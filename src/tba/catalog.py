@@ -67,6 +67,29 @@ MODELS = ("arithmetic",)
 FRESH = ("new-llama", "new-table")
 """Models made from scratch, with a tokenizer over the task's characters."""
 
+BUFFER_PRESETS: dict[str, dict[str, Any]] = {
+    "paper_gsm8k": {
+        "capacity_per_prompt": 100, "initial": 500, "mix": {"recent": 0.95, "uniform": 0.05},
+    },
+    "paper_tldr": {
+        "capacity_per_prompt": 100, "initial": 10_000, "mix": {"recent": 0.5, "reward": 0.5},
+    },
+    "redteam": {
+        "capacity": 100_000, "capacity_per_prompt": 100_000, "mix": {"recent": 0.5, "reward": 0.5},
+    },
+    "redteam_150k": {
+        "capacity": 150_000, "capacity_per_prompt": 150_000, "mix": {"recent": 0.5, "reward": 0.5},
+    },
+    "redteam_130k": {
+        "capacity": 130_000, "capacity_per_prompt": 130_000, "mix": {"recent": 0.6, "reward": 0.4},
+    },
+    "redteam_best_1000": {
+        "capacity": 1000, "capacity_per_prompt": 1000, "mix": {"recent": 0.5, "reward": 0.5},
+        "eviction": "lowest_reward", "dedup": "near",
+    },
+}
+"""Values of `buffer` by `buffer.preset`: the paper's protocols, in their intent."""
+
 
 def make(place: str, *arguments: Any, **options: Any) -> Any:
     """Calls what `module:name` names."""
