@@ -1,0 +1,182 @@
+"""The simulated clock: times written out by hand, saturation, and the same losses as lockstep."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from makers import balances, settings_with
+from tba import assembly, cluster, simulation
+from tba import metrics as m
+from tba.loop import lockstep
+from tba.simulation import Call, Clock, Fixed, Measured, Place, Recorded, Simulation
+from tba.trainer import Trainer
+from tba.weights import MemoryStore
+
+
+def small(*, searchers: int = 1, lead: int | None = None, sync_every: int = 1, seed: int = 3) -> Any:
+    """Two groups a step, two prompts a search: with sync_every 1, each search feeds one step."""
+    return settings_with(
+        seed=seed, async_={"lead": lead}, search={"searchers": searchers, "num_samples": 5, "batch_prompts": 2},
+        trainer={"steps": 8, "groups_per_step": 2, "group_size": 3, "sync_every": sync_every},
+    )
+
+
+def simulate(settings: Any, costs: Any) -> Simulation:
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    return Simulation(settings, assembly.make_questions(settings, task, policy), policy, costs)
+
+
+def calls(simulated: Simulation, name: str, count: int) -> list[Call]:
+    """The first `count` calls of a name."""
+    return list(islice((call for call in simulated.calls() if call.name == name), count))
+
+
+def spans(found: list[Call]) -> list[tuple[float, float]]:
+    return [(call.started, call.ended) for call in found]
+
+
+# ---- the clock alone ----------------------------------------------------------------------------
+
+
+def test_a_place_does_one_call_at_a_time_and_two_places_work_side_by_side() -> None:
+    clock, oven, sink = Clock(Fixed({"bake": 3, "wash": 2})), Place("oven"), Place("sink")
+    for place, name in ((oven, "bake"), (oven, "bake"), (sink, "wash")):
+        clock.ask(place, name, lambda: None)
+    assert [(c.name, c.started, c.ended) for c in clock.calls()] == [("wash", 0, 2), ("bake", 0, 3), ("bake", 3, 6)]
+
+
+def test_what_may_not_start_lets_others_pass_and_starts_when_it_may() -> None:
+    clock, shop, stock = Clock(Fixed({"sell": 1, "buy": 5})), Place("shop"), list[int]()
+    clock.ask(shop, "sell", stock.pop, may_start=lambda: bool(stock))
+    clock.ask(shop, "buy", lambda: stock.append(7))
+    assert [(c.name, c.asked, c.started, c.ended, c.result) for c in clock.calls()] == [
+        ("buy", 0, 0, 5, None), ("sell", 0, 5, 6, 7),
+    ]
+
+
+def test_waiting_for_one_another_is_named() -> None:
+    clock, shop = Clock(Fixed({})), Place("shop")
+    clock.ask(shop, "sell", lambda: None, by="ann", may_start=lambda: False)
+    with pytest.raises(RuntimeError, match=r"these may not start: sell by ann"):
+        list(clock.calls())
+
+
+# ---- times by hand ------------------------------------------------------------------------------
+
+
+def test_one_searcher_of_3_s_and_a_trainer_of_1_s() -> None:
+    # A search feeds a step. Searches end at 3, 6, 9; each step follows at once and takes 1 s.
+    found = calls(simulate(small(), Fixed({"search": 3, "step": 1})), "step", 3)
+    assert spans(found) == [(3, 4), (6, 7), (9, 10)]
+    # The search that ends at 6 was leased at 3, before step 1 was done: version 0, used at version 1: age 1.
+    # The next was leased at 6, when version 1 was out; step 2 ends at 7, so it is used at version 2: age 1.
+    assert [call.result[m.AGE_HISTOGRAM].get("0", 0) for call in found] == [6, 0, 0]
+
+
+def test_two_searchers_of_3_s_feed_two_steps_of_1_s_each_3_s() -> None:
+    simulated = simulate(small(searchers=2), Fixed({"search": 3, "step": 1}))
+    seen = list(islice(simulated.calls(), 80))
+    steps = [call for call in seen if call.name == "step"]
+    assert spans(steps)[:5] == [(3, 4), (4, 5), (6, 7), (7, 8), (9, 10)]
+    searches = [call for call in seen if call.name == "search"]
+    assert [(c.by, c.started, c.result[0].version) for c in searches[:6]] == [
+        ("searcher-0", 0, 0), ("searcher-1", 0, 0),
+        ("searcher-0", 3, 0), ("searcher-1", 3, 0),  # leased at 3, when the first step began
+        ("searcher-0", 6, 2), ("searcher-1", 6, 2),  # steps 1 and 2 were published at 4 and 5
+    ]
+
+
+def test_lead_0_makes_search_and_training_take_turns() -> None:
+    # Round n is searched for once the weights of round n - 1 are out: 3 s of search, then 1 s of step, and again;
+    # half a second for each of publish (before the first search too) and load is paid in each turn: 5 s a turn.
+    costs = Fixed({"search": 3, "step": 1, "publish": 0.5, "load": 0.5})
+    assert spans(calls(simulate(small(searchers=2, lead=0), costs), "step", 3)) == [(4, 5), (9, 10), (14, 15)]
+
+
+def test_a_trainer_that_is_slower_than_its_searchers_is_never_idle() -> None:
+    simulated = simulate(small(searchers=2), Fixed({"search": 3, "step": 10}))
+    assert spans(calls(simulated, "step", 3)) == [(3, 13), (13, 23), (23, 33)]
+    assert simulated.busy()["trainer"] == pytest.approx(30 / 33)
+    assert simulated.busy()["searcher-1"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("searchers", [2, 3, 6])
+def test_a_slow_depot_saturates_however_many_search(searchers: int) -> None:
+    # A delivery takes 4 s, a search 1 s: with two searchers or more, one delivery ends every 4 s from 1 + 4 on.
+    simulated = simulate(small(searchers=searchers), Fixed({"search": 1, "deliver": 4}))
+    assert [call.ended for call in calls(simulated, "deliver", 6)] == [5, 9, 13, 17, 21, 25]
+    assert simulated.busy()["depot"] == pytest.approx(24 / 25)
+
+
+def test_below_saturation_deliveries_grow_with_searchers() -> None:
+    costs = {"search": 8, "deliver": 1}
+    ended = {n: calls(simulate(small(searchers=n), Fixed(costs)), "deliver", 12)[-1].ended for n in (1, 2, 4)}
+    # Each searcher delivers every 8 s. Alone the 12th ends at 12 x 8 + 1. Two: rounds of two, the sixth from 6 x 8 on,
+    # the second of it 2 s later; but a lease that waits for the other's delivery starts the next search 1 s late.
+    assert ended[1] == 97
+    assert 48 + 2 <= ended[2] <= 48 + 2 + 6
+    assert 24 + 4 <= ended[4] <= 24 + 4 + 3 * 3
+
+
+# ---- what it is made of -------------------------------------------------------------------------
+
+
+def test_with_lead_0_and_one_searcher_it_is_lockstep_to_the_bit() -> None:
+    settings = small(lead=0, sync_every=2)
+    simulated = simulate(settings, Measured())
+    found = [call.result for call in calls(simulated, "step", 6)]
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    parts = simulate(settings, Fixed({}))
+    trainer = Trainer(policy.trainable_copy(), settings)
+    expected = list(islice(lockstep(trainer, parts.depot, parts.searchers[0], MemoryStore(), settings.trainer), 6))
+    for name in (m.LOSS, m.REWARD, m.KL, m.GRAD_NORM, m.AGE_HISTOGRAM, m.ROUND, m.SEARCH_REWARD, m.DRAWN_BY):
+        assert [step[name] for step in found] == [step[name] for step in expected], name
+    assert simulated.trainer.publish(3).digest == trainer.publish(3).digest
+
+
+def test_the_ledger_adds_up_at_every_call() -> None:
+    simulated = simulate(small(searchers=3, sync_every=2), Fixed({"search": 3, "step": 1, "deliver": 0.3}))
+    for call in islice(simulated.calls(), 120):
+        ledger = simulated.depot.ledger()
+        assert balances(ledger), call.name
+        prompts = ledger["prompts"]
+        assert prompts["leased"] == prompts["delivered"] + prompts["open"] + prompts["lost"]
+        assert not ledger["trajectories"]["rejected"]
+    # Open at any moment: what the three search for now, and what each holds while a delivery of its own is queued.
+    assert prompts["open"] <= 3 * 2 * 3
+
+
+def story(simulated: Simulation) -> list[Any]:
+    """Everything that 150 calls tell."""
+    return [
+        (c.name, c.by, c.asked, c.started, c.ended, c.result[m.LOSS] if c.name == "step" else None)
+        for c in islice(simulated.calls(), 150)
+    ]
+
+
+def test_same_seed_and_costs_same_story_and_another_seed_another() -> None:
+    costs = {"search": 3, "step": 1, "deliver": 0.3}
+    first, again, other = (
+        story(simulate(small(searchers=3, seed=seed), Fixed(costs))) for seed in (3, 3, 4)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_measured_costs_repeat_when_recorded() -> None:
+    measured = Measured(instead={"step": 0.25})
+    first = story(simulate(small(searchers=2), measured))
+    assert {seconds for name, seconds in measured.seconds if name == "step"} == {0.25}
+    assert all(seconds > 0 for _, seconds in measured.seconds)
+    assert story(simulate(small(searchers=2), Recorded(measured.seconds))) == first
+    with pytest.raises(ValueError, match="go on with 'the end', the simulation with 'publish'"):
+        story(simulate(small(searchers=2), Recorded([])))
+
+
+def test_draws_are_asked_for_as_far_ahead_as_the_driver_does() -> None:
+    assert simulation.AHEAD == cluster.LOOKAHEAD
