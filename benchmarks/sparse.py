@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--search-s", type=float, help="seconds of a search of 128 completions; measured if left out")
     parser.add_argument("--most", type=float, default=6.0, help="x 1/prior: completions (+ 5000) of a run at most")
-    parser.add_argument("--budget", type=float, default=1.0, help="x 1/prior: completions (+ 5000) at which runs are compared")
+    parser.add_argument("--budget", type=float, default=1.0, help="the same, at which runs are compared")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import argparse
+import importlib.util
+import math
+from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from makers import balances, settings_with
+from makers import a_completion, balances, settings_with
 from tba import assembly, cluster, simulation
 from tba import metrics as m
 from tba.loop import lockstep
 from tba.simulation import Call, Clock, Fixed, Measured, Place, Recorded, Simulation
 from tba.trainer import Trainer
 from tba.weights import MemoryStore
+
+
+def benchmark(name: str) -> Any:
+    """A script of the folder `benchmarks`, as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sparse = benchmark("sparse")
 
 
 def small(*, searchers: int = 1, lead: int | None = None, sync_every: int = 1, seed: int = 3) -> Any:
@@ -115,11 +132,9 @@ def test_a_slow_depot_saturates_however_many_search(searchers: int) -> None:
 def test_below_saturation_deliveries_grow_with_searchers() -> None:
     costs = {"search": 8, "deliver": 1}
     ended = {n: calls(simulate(small(searchers=n), Fixed(costs)), "deliver", 12)[-1].ended for n in (1, 2, 4)}
-    # Each searcher delivers every 8 s. Alone the 12th ends at 12 x 8 + 1. Two: rounds of two, the sixth from 6 x 8 on,
-    # the second of it 2 s later; but a lease that waits for the other's delivery starts the next search 1 s late.
-    assert ended[1] == 97
-    assert 48 + 2 <= ended[2] <= 48 + 2 + 6
-    assert 24 + 4 <= ended[4] <= 24 + 4 + 3 * 3
+    # All searches end at 8. The depot takes a lease and a delivery in turn: searcher i starts again at 8 + i, has
+    # delivered at 8 + i + 1, and from then on nobody waits: it delivers 8 s apart.
+    assert ended == {1: 12 * 8 + 1, 2: 6 * 8 + 2, 4: 3 * 8 + 4}
 
 
 # ---- what it is made of -------------------------------------------------------------------------
@@ -147,8 +162,7 @@ def test_the_ledger_adds_up_at_every_call() -> None:
         prompts = ledger["prompts"]
         assert prompts["leased"] == prompts["delivered"] + prompts["open"] + prompts["lost"]
         assert not ledger["trajectories"]["rejected"]
-    # Open at any moment: what the three search for now, and what each holds while a delivery of its own is queued.
-    assert prompts["open"] <= 3 * 2 * 3
+    assert prompts["open"] <= 3 * 2 * 2  # two each: what a searcher searches for, and what it is handing over
 
 
 def story(simulated: Simulation) -> list[Any]:
@@ -176,6 +190,36 @@ def test_measured_costs_repeat_when_recorded() -> None:
     assert story(simulate(small(searchers=2), Recorded(measured.seconds))) == first
     with pytest.raises(ValueError, match="go on with 'the end', the simulation with 'publish'"):
         story(simulate(small(searchers=2), Recorded([])))
+
+
+def test_a_start_policy_rewards_with_the_prior_that_is_asked_for() -> None:
+    task = sparse.Sparse()
+    settings = sparse.settings_of(2, 2.0, seed=5)
+    policy, sampled = sparse.start_policy(settings, task, 1e-4)
+    prompt = task.prompts(policy.encode)[0]
+    vocabulary = policy.tokenizer.get_vocab()
+    completion = (vocabulary["b"],) * 4
+    assert math.exp(policy.sequence_logps([(prompt.tokens, completion)])[0]) == pytest.approx(1e-4, rel=1e-5)
+    # Ids: a 0.82, b 0.1 and four of 0.02; at temperature 2 their square roots: 0.905539, 0.316228, 4 x 0.141421.
+    assert sampled == pytest.approx((0.316228 / (0.905539 + 0.316228 + 4 * 0.141421)) ** 4, rel=1e-5)
+    everything = list(product(sorted(vocabulary.values()), repeat=4))
+    texts = [a_completion(ids, text=policy.decode(ids)) for ids in everything]
+    assert [c.tokens for c, r in zip(texts, task.score(prompt, texts), strict=True) if r] == [completion]
+
+
+def test_the_benchmark_finds_a_frequent_reward_and_counts_completions() -> None:
+    chosen = argparse.Namespace(search_s=2.0, most=6.0)
+    run = sparse.measure(1e-2, 2, 1.0, 0, chosen)
+    assert 1 <= run["first_completions"] < run["steady_completions"] <= run["completions"]
+    assert run["completions"] % 128 == 0
+    # Two searchers hand over 2 x 128 completions each 2 s, but for what the other calls cost.
+    assert 2.0 < run["first_s"] < run["steady_s"] == run["end_s"]
+    assert run["completions"] / run["end_s"] < 128
+    row = sparse.summarize([run, {**run, "steady_s": None, "steady_completions": None}], budget=1.0)
+    assert row["first_s"] == run["first_s"]
+    assert row["steady_s"] is None
+    assert (row["first_by_budget"], row["steady_by_budget"], row["seeds"]) == (2, 1, 2)
+    assert len(sparse.table([row], 1.0).splitlines()) == 3
 
 
 def test_draws_are_asked_for_as_far_ahead_as_the_driver_does() -> None:

@@ -1,8 +1,8 @@
-"""A simulated clock: the parts of an async run as discrete events, for more searchers than there are cores.
+"""A simulated clock: the parts of an async run as discrete events.
 
-Every call does its real work, in this process, and takes its measured time on the simulated clock; a part does one
-call at a time, in the order of asking. So a depot, a trainer or a searcher that cannot keep up shows as it would with
-a process to each.
+For more searchers than there are cores. Every call does its real work, in this process, and takes its measured time
+on the simulated clock; a part does one call at a time, in the order of asking. So a depot, a trainer or a searcher
+that cannot keep up shows as it would with a process to each.
 """
 
 from __future__ import annotations
