@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-from itertools import islice, product
+from itertools import islice, pairwise, product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,11 @@ def test_lead_0_makes_search_and_training_take_turns() -> None:
 
 def test_a_trainer_that_is_slower_than_its_searchers_is_never_idle() -> None:
     simulated = simulate(small(searchers=2), Fixed({"search": 3, "step": 10}))
-    assert spans(calls(simulated, "step", 3)) == [(3, 13), (13, 23), (23, 33)]
+    seen = list(takewhile(lambda call: call.ended < 33, simulated.calls()))
+    assert spans([call for call in seen if call.name == "step"]) == [(3, 13), (13, 23)]
+    # Leases are every 3 s; weights are published at 0, 13 and 23, and loaded with the first lease from then on.
+    assert [call.ended for call in seen if call.name == "load"] == [0, 0, 15, 15, 24, 24]
+    assert simulated.now == 33
     assert simulated.busy()["trainer"] == pytest.approx(30 / 33)
     assert simulated.busy()["searcher-1"] == pytest.approx(1)
 
@@ -125,7 +129,11 @@ def test_a_trainer_that_is_slower_than_its_searchers_is_never_idle() -> None:
 def test_a_slow_depot_saturates_however_many_search(searchers: int) -> None:
     # A delivery takes 4 s, a search 1 s: with two searchers or more, one delivery ends every 4 s from 1 + 4 on.
     simulated = simulate(small(searchers=searchers), Fixed({"search": 1, "deliver": 4}))
-    assert [call.ended for call in calls(simulated, "deliver", 6)] == [5, 9, 13, 17, 21, 25]
+    found = calls(simulated, "deliver", 6)
+    assert [call.ended for call in found] == [5, 9, 13, 17, 21, 25]
+    for name in {call.by for call in found}:  # who has not handed over yet does not queue a second delivery
+        mine = [call for call in found if call.by == name]
+        assert all(later.asked >= earlier.ended for earlier, later in pairwise(mine))
     assert simulated.busy()["depot"] == pytest.approx(24 / 25)
 
 
