@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+from dataclasses import replace
 from itertools import islice, pairwise, product, takewhile
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,22 @@ def test_the_ledger_adds_up_at_every_call() -> None:
         assert prompts["leased"] == prompts["delivered"] + prompts["open"] + prompts["lost"]
         assert not ledger["trajectories"]["rejected"]
     assert prompts["open"] <= 3 * 2 * 2  # two each: what a searcher searches for, and what it is handing over
+
+
+def test_weights_are_published_when_a_round_ends() -> None:
+    simulated = simulate(small(searchers=2, sync_every=2), Fixed({"search": 3, "step": 1}))
+    stored = [call.result for call in calls(simulated, "store", 4)]
+    assert [(weights.version, weights.round) for weights in stored] == [(0, 0), (2, 1), (4, 2), (6, 3)]
+
+
+def test_a_group_of_weights_that_were_not_published_is_rejected() -> None:
+    simulated = simulate(small(), Fixed({"search": 3}))
+    for call in simulated.calls():
+        if call.name == "publish":
+            call.result = replace(call.result, digest="of other weights")
+        if call.name == "deliver":
+            break
+    assert simulated.depot.ledger()["trajectories"]["rejected"] == {"wrong weights": 2 * 5}
 
 
 def story(simulated: Simulation) -> list[Any]:
