@@ -20,6 +20,8 @@ Sampler = Literal["recent", "reward", "uniform"]
 
 MAX_LISTED = 200_000
 """Completions per prompt that the exact target of the enumerable task is written down for."""
+MIN_SPARSE = 10_000
+"""Completions per prompt, at least, of which the sparse kind of the enumerable task rewards one."""
 MAX_TABLE_POSITIONS = 8
 """Ids that a table model may tell apart."""
 
@@ -65,8 +67,13 @@ class TaskSettings(Section):
     """enumerable: number of prompts."""
     symbols: PositiveInt = 3
     """enumerable: size of the alphabet besides the stop token."""
+    kind: Literal["random", "one_mode", "many_modes", "sparse"] = "random"
+    """enumerable: what is rewarded: every completion by a draw of its own, one of them, `modes` of them equally, or
+    one of at least 10,000."""
+    modes: PositiveInt = 8
+    """enumerable, kind many_modes: rewarded completions per prompt."""
     reward_scale: PositiveFloat = 1.0
-    """enumerable: standard deviation of the reward over completions."""
+    """enumerable: standard deviation of the reward over completions (kind random), or the reward of a mode."""
     path: str | None = None
     """custom: JSONL file of prompts, one object a line."""
     held_out_path: str | None = None
@@ -429,8 +436,19 @@ def _task_problems(s: Settings) -> Iterator[str]:
     elif s.task.name == "enumerable" and (listed := (s.task.symbols + 2) ** search.max_new_tokens) > MAX_LISTED:
         yield (f"task.symbols = {s.task.symbols} with search.max_new_tokens = {search.max_new_tokens} makes over "
                f"{listed:.3g} completions, more than the {MAX_LISTED} that are listed; lower one of them.")
+    elif s.task.name == "enumerable":
+        yield from _mode_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
+
+
+def _mode_problems(task: TaskSettings, length: int) -> Iterator[str]:
+    if task.kind == "sparse" and (listed := (task.symbols + 2) ** length) < MIN_SPARSE:
+        yield (f"task.kind = 'sparse' with task.symbols = {task.symbols} and search.max_new_tokens = {length} has "
+               f"{listed} completions of that length, fewer than {MIN_SPARSE}; raise one of the two.")
+    if task.kind == "many_modes" and task.modes > task.symbols**length:
+        yield (f"task.modes = {task.modes} is more than the {task.symbols**length} completions of "
+               f"search.max_new_tokens = {length} letters; lower it to that or less.")
 
 
 def _custom_task_problems(task: TaskSettings) -> Iterator[str]:
