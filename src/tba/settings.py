@@ -18,10 +18,6 @@ Mode = Literal["async", "lockstep"]
 Sampler = Literal["recent", "reward", "uniform"]
 
 
-MAX_LISTED = 200_000
-"""Completions per prompt that the exact target of the enumerable task is written down for."""
-MIN_SPARSE = 10_000
-"""Completions per prompt, at least, of which the sparse kind of the enumerable task rewards one."""
 MAX_TABLE_POSITIONS = 8
 """Ids that a table model may tell apart."""
 
@@ -430,25 +426,10 @@ def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
     if s.task.held_out == 0 and s.task.name != "enumerable":
         yield "task.held_out = 0 leaves no prompts to evaluate on; set task.held_out=1 or more."
-    if s.task.name == "enumerable" and (s.task.symbols > 26 or s.task.symbols == 1 < s.task.prompts):
-        yield (f"task.symbols = {s.task.symbols} with task.prompts = {s.task.prompts}: the enumerable task has "
-               f"26 letters, and needs two or more for several prompts.")
-    elif s.task.name == "enumerable" and (listed := (s.task.symbols + 2) ** search.max_new_tokens) > MAX_LISTED:
-        yield (f"task.symbols = {s.task.symbols} with search.max_new_tokens = {search.max_new_tokens} makes over "
-               f"{listed:.3g} completions, more than the {MAX_LISTED} that are listed; lower one of them.")
-    elif s.task.name == "enumerable":
-        yield from _mode_problems(s.task, search.max_new_tokens)
+    if s.task.name == "enumerable":
+        yield from catalog.enumerable_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
-
-
-def _mode_problems(task: TaskSettings, length: int) -> Iterator[str]:
-    if task.kind == "sparse" and (listed := (task.symbols + 2) ** length) < MIN_SPARSE:
-        yield (f"task.kind = 'sparse' with task.symbols = {task.symbols} and search.max_new_tokens = {length} has "
-               f"{listed} completions of that length, fewer than {MIN_SPARSE}; raise one of the two.")
-    if task.kind == "many_modes" and task.modes > task.symbols**length:
-        yield (f"task.modes = {task.modes} is more than the {task.symbols**length} completions of "
-               f"search.max_new_tokens = {length} letters; lower it to that or less.")
 
 
 def _custom_task_problems(task: TaskSettings) -> Iterator[str]:
