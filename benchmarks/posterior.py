@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from posterior_page import Found, grouped, mean, page, table
 
+from posterior_page import Found, grouped, mean, page, table
 from tba import assembly
 from tba import metrics as m
 from tba.catalog import OBJECTIVES
@@ -47,8 +47,8 @@ TASKS: dict[str, list[str]] = {
                "trainer.groups_per_step=16", "trainer.learning_rate=0.2"],
 }
 """Overrides of the recipe `enumerable` by task."""
-LONGER = {"sparse": 3}
-"""How many times the steps of the other tasks: most of them pass before the reward is found."""
+LONGER = {"random": 2, "sparse": 3}
+"""How many times the steps of the other tasks: every completion matters, or most steps pass before the reward is found."""
 FED = {
     True: ["buffer.reuse=2", "buffer.mix={recent: 0.5, reward: 0.25, uniform: 0.25}", "buffer.reward_temperature=0.1"],
     False: ["buffer.reuse=1", "buffer.mix={recent: 1.0}", "buffer.max_uses=1", "buffer.dedup=none"],
