@@ -21,12 +21,12 @@ DECADES = (-4, 0)
 """Powers of ten at the lower and upper end of every panel."""
 
 
-def grouped(found: Sequence[Found]) -> dict[tuple[str, str, bool, int], list[Found]]:
-    """Runs by task, objective, replay and lag, in that order; runs that differ in seed alone are together."""
-    groups: dict[tuple[str, str, bool, int], list[Found]] = defaultdict(list)
+def grouped(found: Sequence[Found]) -> dict[tuple[str, str, bool, int, int], list[Found]]:
+    """Runs by task, objective, replay, lag and steps, in that order; runs that differ in seed alone are together."""
+    groups: dict[tuple[str, str, bool, int, int], list[Found]] = defaultdict(list)
     for row in found:
-        groups[row["task"], row["objective"], row["replay"], row["lag"]].append(row)
-    return {key: groups[key] for key in sorted(groups, key=lambda key: (key[0], key[1], not key[2], key[3]))}
+        groups[row["task"], row["objective"], row["replay"], row["lag"], row["steps"]].append(row)
+    return {key: groups[key] for key in sorted(groups, key=lambda key: (*key[:2], not key[2], *key[3:]))}
 
 
 def mean(rows: Sequence[Found], key: str) -> float | None:
@@ -36,10 +36,11 @@ def mean(rows: Sequence[Found], key: str) -> float | None:
 
 
 def table(found: Sequence[Found]) -> str:
-    """Markdown: one line for each task, objective, replay and lag; means over seeds, and the largest tv."""
-    lines = ["| task | objective | replay | lag | seeds | tv | largest tv | kl | own tv | own kl | reward | entropy "
-             "| modes |", "|" + "---|" * 13]
-    for (task, objective, replay, lag), rows in grouped(found).items():
+    """Markdown: one line for each task, objective, replay, lag and steps; means over seeds, and the largest tv."""
+    lines = ["| task | objective | replay | lag | steps | seeds | tv | largest tv | kl | own tv | own kl | reward "
+             "| entropy | modes |",
+             "|" + "---|" * 14]
+    for (task, objective, replay, lag, steps), rows in grouped(found).items():
         figures = [f"{mean(rows, 'tv'):.4f}", f"{max(row['tv'] for row in rows):.4f}", f"{mean(rows, 'kl'):.4f}"]
         for key in ("own_tv", "own_kl"):
             value = mean(rows, key)
@@ -47,7 +48,7 @@ def table(found: Sequence[Found]) -> str:
         figures += [f"{mean(rows, 'reward'):.3f}", f"{mean(rows, 'entropy'):.2f}"]
         total = sum(row["modes"] for row in rows)
         figures.append(f"{sum(row['modes_found'] for row in rows)} of {total}" if total else "n/a")
-        start = [task, objective, "on" if replay else "off", str(lag), str(len(rows))]
+        start = [task, objective, "on" if replay else "off", str(lag), str(steps), str(len(rows))]
         lines.append(f"| {' | '.join([*start, *figures])} |")
     return "\n".join(lines)
 
@@ -58,10 +59,9 @@ def page(found: Sequence[Found], folder: Path) -> None:
     path = folder / "posterior.md"
     above = path.read_text("utf-8").split(MARK)[0].rstrip() if path.exists() else "# Distance to an exact posterior"
     start = [f"{task} {tv:.3f}" for task, tv in start_tv(found).items()]
-    steps = sorted({f"{row['steps']} ({row['task']})" for row in found})
     path.write_text(
         f"{above}\n\n{MARK}\n\n![tv against lag](posterior.svg)\n\n"
-        f"Steps of a run: {', '.join(steps)}. tv of the start policy, mean: {', '.join(start)}.\n\n{table(found)}\n",
+        f"tv of the start policy, mean: {', '.join(start)}.\n\n{table(found)}\n",
         "utf-8",
     )
 
@@ -73,11 +73,14 @@ def start_tv(found: Sequence[Found]) -> dict[str, float]:
 
 
 def figure(found: Sequence[Found]) -> str:
-    """SVG: a panel for each task and replay, mean tv on a logarithmic scale against lag, a line an objective."""
+    """SVG: a panel for each task and replay, mean tv on a logarithmic scale against lag, a line an objective.
+
+    Of runs that differ in steps, the longest are shown.
+    """
     tasks = sorted({row["task"] for row in found})
     lags = sorted({row["lag"] for row in found})
     colour_of = dict(zip(sorted({row["objective"] for row in found}), COLOURS, strict=False))
-    groups = grouped(found)
+    longest = {key[:4]: rows for key, rows in grouped(found).items()}
     parts: list[str] = []
     for column, task in enumerate(tasks):
         for line, replay in enumerate((True, False)):
@@ -85,7 +88,7 @@ def figure(found: Sequence[Found]) -> str:
             parts += _frame(left, top, f"{task}, replay {'on' if replay else 'off'}", lags)
             for objective, colour in colour_of.items():
                 points = [(_across(left, lags, lag), _down(top, mean(rows, "tv") or 0.0))
-                          for lag in lags if (rows := groups.get((task, objective, replay, lag)))]
+                          for lag in lags if (rows := longest.get((task, objective, replay, lag)))]
                 joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
                 parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
                 parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in points]
