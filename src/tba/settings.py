@@ -35,8 +35,6 @@ DEBUG = "TBA_DEBUG"
 Mode = Literal["async", "lockstep"]
 
 
-MAX_LISTED = 200_000
-"""Completions per prompt that the exact target of the enumerable task is written down for."""
 MAX_TABLE_POSITIONS = 8
 """Ids that a table model may tell apart."""
 
@@ -58,8 +56,13 @@ class TaskSettings(Section):
     """enumerable: number of prompts."""
     symbols: PositiveInt = 3
     """enumerable: size of the alphabet besides the stop token."""
+    kind: Literal["random", "one_mode", "many_modes", "sparse"] = "random"
+    """enumerable: what is rewarded: every completion by a draw of its own, one of them, `modes` of them equally, or
+    one of at least 10,000."""
+    modes: PositiveInt = 8
+    """enumerable, kind many_modes: rewarded completions per prompt."""
     reward_scale: PositiveFloat = 1.0
-    """enumerable: standard deviation of the reward over completions."""
+    """enumerable: standard deviation of the reward over completions (kind random), or the reward of a mode."""
     path: str | None = None
     """custom: JSONL file of prompts, one object a line."""
     held_out_path: str | None = None
@@ -376,12 +379,8 @@ def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
     if s.task.held_out == 0 and s.task.name != "enumerable":
         yield "task.held_out = 0 leaves no prompts to evaluate on; set task.held_out=1 or more."
-    if s.task.name == "enumerable" and (s.task.symbols > 26 or s.task.symbols == 1 < s.task.prompts):
-        yield (f"task.symbols = {s.task.symbols} with task.prompts = {s.task.prompts}: the enumerable task has "
-               f"26 letters, and needs two or more for several prompts.")
-    elif s.task.name == "enumerable" and (listed := (s.task.symbols + 2) ** search.max_new_tokens) > MAX_LISTED:
-        yield (f"task.symbols = {s.task.symbols} with search.max_new_tokens = {search.max_new_tokens} makes over "
-               f"{listed:.3g} completions, more than the {MAX_LISTED} that are listed; lower one of them.")
+    if s.task.name == "enumerable":
+        yield from catalog.enumerable_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
 
