@@ -66,8 +66,8 @@ def test_ten_thousand_inserts_stay_within_the_pools(tmp_path: Path):  # case f02
         assert len(buffer) <= 40
     assert len(buffer) == 40
     assert tokens_of(buffer) == [(n, 2) for n in range(9_960, 10_000)]
-    assert len(buffer._by_version) == 40
-    assert sum(len(pool.copies) for pool in buffer._pools.values()) == 40
+    assert len(buffer.storage.rows) <= 41
+    assert len(buffer.storage.versions) <= 40 + 1024 + 40
     buffer.save(tmp_path)
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 40_000
     assert buffer.ledger()["trajectories"]["evicted"] == {"prompt capacity": 9_960}
@@ -310,7 +310,7 @@ def test_any_sequence_of_operations_keeps_every_promise(operations, dedup, max_u
             expected, gone = held_by(buffer), Counter()
             evicted = Counter(buffer.ledger()["trajectories"]["evicted"])
             if what == "add":
-                expected, gone = twin_add(expected, group, buffer._next_entry, dedup)
+                expected, gone = twin_add(expected, group, buffer.storage.next_number, dedup)
                 buffer.add(group)
             else:
                 buffer.reject(group, "late")
@@ -347,25 +347,24 @@ def twin_add(held: Held, group: Group, first: int, dedup: str) -> tuple[Held, Co
 def check_draws(
     buffer: ReplayBuffer, groups: int, size: int, version: int, dice: np.random.Generator, latest: Counter
 ) -> None:
-    numbers = {id(e.trajectory): e.number for _, e in buffer.entries()}
     consumed = buffer.consumed
     try:
         draws = buffer.sample(groups, size, version=version, rng=dice)
     except EmptyBufferError:
         return
-    assert len(draws) == groups or buffer.max_uses is not None
+    assert len(draws) == groups or buffer.options.max_uses is not None
     assert buffer.consumed == consumed + size * len(draws)
     for draw in draws:
-        chosen = [numbers[id(t)] for t in draw.trajectories]
+        chosen = list(draw.numbers)
         assert len(set(chosen)) == size
         assert {t.prompt_id for t in draw.trajectories} == {draw.prompt.id}
         assert draw.ages == tuple(version - t.completion.version for t in draw.trajectories)
         assert draw.uses == tuple(latest[n] for n in chosen)
         latest.update(chosen)
         if draw.sampler == "recent":
-            assert max(draw.ages) <= buffer.recent_age
-        assert max(draw.ages) <= (buffer.max_age if buffer.max_age is not None else version)
-        assert buffer.max_uses is None or max(draw.uses) < buffer.max_uses
+            assert max(draw.ages) <= buffer.options.recent_age
+        assert max(draw.ages) <= (buffer.options.max_age if buffer.options.max_age is not None else version)
+        assert buffer.options.max_uses is None or max(draw.uses) < buffer.options.max_uses
         assert 0 < draw.prompt_probability <= 1
         assert all(0 < p <= 1 for p in draw.item_probabilities)
 

@@ -303,6 +303,13 @@ def test_buffer_stats_show_and_export_agree(finished: Path, tmp_path: Path, caps
     newest = [row for row in rows if row["prompt_id"] == "ab"][-1]
     assert len(shown) == 3
     assert shown[0].split()[:3] == ["ab", "reward", f"{newest['reward']:g}"]
+    assert main(["buffer", "show", str(finished), "--most", "1", "--top", "reward"]) == 0
+    assert f"reward {max(row['reward'] for row in rows):g} " in capsys.readouterr().out
+    table = tmp_path / "out.parquet"
+    assert main(["buffer", "export", str(finished), str(table)]) == 0
+    assert table.read_bytes()[:4] == b"PAR1"
+    assert main(["buffer", "export", str(finished), str(table)]) == 2
+    assert main(["buffer", "export", str(finished), str(tmp_path / "out.csv")]) == 2
     assert main(["buffer", "export", str(finished), str(file)]) == 2  # never over an existing file
     assert len(file.read_text().splitlines()) == len(rows)
 

@@ -173,13 +173,13 @@ def test_the_buffer_gets_every_bound_of_the_settings():
         "capacity": 777, "capacity_per_prompt": 77, "recent_age": 5, "max_uses": 6, "max_age": 19,
         "mix": {"reward": 1.5, "uniform": 0.5}, "reward_temperature": 0.3, "dedup": "none", "reuse": 2.0,
     })
-    buffer = make_buffer(settings)
+    buffer = make_buffer(settings).options
     assert (buffer.capacity, buffer.capacity_per_prompt, buffer.recent_age) == (777, 77, 5)
     assert (buffer.max_uses, buffer.max_age, buffer.reward_temperature) == (6, 19, 0.3)
     assert buffer.mix == {"reward": 1.5, "uniform": 0.5}
-    assert not buffer._dedups
-    assert make_buffer(settings_with()).recent_age == 31
-    assert make_buffer(settings_with())._dedups
+    assert buffer.dedup == "none"
+    assert make_buffer(settings_with()).options.recent_age == 31
+    assert make_buffer(settings_with()).options.dedup == "exact"
 
 
 # ---- on disk ---------------------------------------------------------------------------------------
@@ -238,5 +238,5 @@ def test_the_state_is_plain_strict_json(tmp_path: Path):
     depot = a_depot()
     searched(depot, 0, 0)
     depot.save(tmp_path)
-    for file in ("depot.json", "buffer.json", "prompts.json"):
+    for file in ("depot.json", "buffer.json"):
         json.loads((tmp_path / file).read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))

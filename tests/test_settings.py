@@ -121,6 +121,8 @@ CONTRADICTIONS: list[tuple[list[str], list[str]]] = [
     (["task.name=custom", "task.path={file}", "task.reward=score"], ["task.reward = 'score'", "module:function"]),
     (["task.name=custom", "task.path={file}", "task.reward=m:f", "task.held_out_path=gone"],
      ["task.held_out_path = 'gone' is not a file"]),
+    (["task.kind=sparse"], ["task.kind = 'sparse'", "task.symbols = 3", "search.max_new_tokens = 3", "has 125 comp"]),
+    (["task.kind=many_modes", "task.modes=28"], ["task.modes = 28", "the 27 completions", "lower it"]),
 ]
 
 
@@ -135,7 +137,8 @@ def test_a_contradiction_is_one_line_with_values_places_and_way_out(overrides, w
     "overrides",
     [["search.num_samples=16"], ["buffer.capacity_per_prompt=16"], ["buffer.capacity=128", "buffer.initial=128"],
      ["buffer.reuse=2", "buffer.max_uses=2"], ["buffer.max_age=15"], ["buffer.reuse=128"], ["trainer.steps=16"],
-     ["model=owner/name", "engine.name=transformers"], ["trainer.batch_size=64", "trainer.groups_per_step=4"]],
+     ["model=owner/name", "engine.name=transformers"], ["trainer.batch_size=64", "trainer.groups_per_step=4"],
+     ["task.kind=many_modes", "task.modes=27"], ["task.kind=sparse", "task.symbols=8", "search.max_new_tokens=4"]],
 )
 def test_the_edge_of_each_contradiction_is_allowed(overrides):
     read_settings("enumerable", overrides)

@@ -14,7 +14,7 @@ import pytest
 from support import STOP, make_completion, make_prompt, make_settings
 from tba.assembly import as_completion
 from tba.catalog import TASKS
-from tba.policy import Policy, load_policy
+from tba.policy import Policy, character_tokenizer, load_policy
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
 from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
@@ -276,6 +276,40 @@ def test_rewards_are_normal_draws_of_the_scale_asked_for() -> None:
     assert task.reward("ab", (3, 2)) != task.reward("ba", (3, 2)) != task.reward("ba", (2, 3))
     other = Enumerable(TaskSettings(name="enumerable", reward_scale=0.7, seed=4), max_new_tokens=3, score_limit_s=1.0)
     assert other.reward("ab", (3, 2)) != task.reward("ab", (3, 2))
+
+
+@pytest.mark.parametrize(("kind", "count"), [("one_mode", 1), ("sparse", 1), ("many_modes", 5)])
+def test_modes_alone_are_rewarded_and_all_alike(kind: str, count: int) -> None:
+    settings = TaskSettings(name="enumerable", kind=kind, modes=5, prompts=2, symbols=3, reward_scale=0.7, seed=3)
+    task = Enumerable(settings, max_new_tokens=3, score_limit_s=1.0)
+    for word in ("a", "b"):
+        rewarded = {ids for ids in task.completions(6, STOP) if task.reward(word, ids)}
+        assert rewarded == task.modes(word)
+        assert {task.reward(word, ids) for ids in rewarded} == {0.7}
+        assert len(rewarded) == count
+        assert all(len(ids) == 3 and set(ids) <= {3, 4, 5} for ids in rewarded)
+    assert task.modes("a") != task.modes("b")
+
+
+def test_modes_are_letters_to_a_model_made_from_scratch_and_depend_on_the_seed() -> None:
+    tokenizer = character_tokenizer("abc")
+    drawn = set()
+    for seed in range(6):
+        settings = TaskSettings(name="enumerable", kind="one_mode", seed=seed)
+        (ids,) = Enumerable(settings, max_new_tokens=4, score_limit_s=1.0).modes("aa")
+        assert len(tokenizer.decode(ids)) == 4
+        drawn.add(ids)
+    assert len(drawn) > 1
+
+
+def test_as_many_modes_as_there_are_words_are_all_words() -> None:
+    settings = TaskSettings(name="enumerable", kind="many_modes", modes=4, prompts=1, symbols=2)
+    task = Enumerable(settings, max_new_tokens=2, score_limit_s=1.0)
+    assert task.modes("a") == {(3, 3), (3, 4), (4, 3), (4, 4)}
+
+
+def test_the_random_kind_has_no_modes() -> None:
+    assert make(TaskSettings(name="enumerable")).modes("aa") == frozenset()
 
 
 @pytest.mark.parametrize(("prompts", "symbols", "length"), [(1, 1, 1), (3, 3, 1), (4, 3, 2), (9, 3, 2), (10, 3, 3)])

@@ -61,11 +61,39 @@ OBJECTIVES: dict[str, Knobs] = {
 KNOBS = ("scale", "log_z_per", "log_z_rate", "ratio", "ratio_max", "clip", "normalise")
 """Settings of `objective` that only some objectives use."""
 
+MAX_LISTED = 200_000
+"""Completions per prompt that the exact target of the enumerable task is written down for."""
+MIN_SPARSE = 10_000
+"""Completions per prompt, at least, of which the sparse kind of the enumerable task rewards one."""
+
 MODELS = ("arithmetic",)
 """Models that ship in the package, as folders of `tba/assets`."""
 
 FRESH = ("new-llama", "new-table")
 """Models made from scratch, with a tokenizer over the task's characters."""
+
+BUFFER_PRESETS: dict[str, dict[str, Any]] = {
+    "paper_gsm8k": {
+        "capacity_per_prompt": 100, "initial": 500, "mix": {"recent": 0.95, "uniform": 0.05},
+    },
+    "paper_tldr": {
+        "capacity_per_prompt": 100, "initial": 10_000, "mix": {"recent": 0.5, "reward": 0.5},
+    },
+    "redteam": {
+        "capacity": 100_000, "capacity_per_prompt": 100_000, "mix": {"recent": 0.5, "reward": 0.5},
+    },
+    "redteam_150k": {
+        "capacity": 150_000, "capacity_per_prompt": 150_000, "mix": {"recent": 0.5, "reward": 0.5},
+    },
+    "redteam_130k": {
+        "capacity": 130_000, "capacity_per_prompt": 130_000, "mix": {"recent": 0.6, "reward": 0.4},
+    },
+    "redteam_best_1000": {
+        "capacity": 1000, "capacity_per_prompt": 1000, "mix": {"recent": 0.5, "reward": 0.5},
+        "eviction": "lowest_reward", "dedup": "near",
+    },
+}
+"""Values of `buffer` by `buffer.preset`: the paper's protocols, in their intent."""
 
 
 def make(place: str, *arguments: Any, **options: Any) -> Any:
@@ -126,6 +154,22 @@ def objective_problems(objective: Any) -> Iterator[str]:
     if objective.ratio_max is not None and knobs_in_use(objective).get("ratio") == "off":
         yield (f"objective.ratio_max = {objective.ratio_max:g} bounds a ratio that is off; set "
                f"objective.ratio=clamp or objective.ratio=cispo, or objective.ratio_max=null.")
+
+
+def enumerable_problems(task: Any, length: int) -> Iterator[str]:
+    """What is wrong with the settings `task` of the enumerable task, with completions of up to `length` tokens."""
+    if task.symbols > 26 or task.symbols == 1 < task.prompts:
+        yield (f"task.symbols = {task.symbols} with task.prompts = {task.prompts}: the enumerable task has "
+               f"26 letters, and needs two or more for several prompts.")
+    elif (listed := (task.symbols + 2) ** length) > MAX_LISTED:
+        yield (f"task.symbols = {task.symbols} with search.max_new_tokens = {length} makes over "
+               f"{listed:.3g} completions, more than the {MAX_LISTED} that are listed; lower one of them.")
+    elif task.kind == "sparse" and listed < MIN_SPARSE:
+        yield (f"task.kind = 'sparse' with task.symbols = {task.symbols} and search.max_new_tokens = {length} has "
+               f"{listed} completions of that length, fewer than {MIN_SPARSE}; raise one of the two.")
+    elif task.kind == "many_modes" and task.modes > task.symbols**length:
+        yield (f"task.modes = {task.modes} is more than the {task.symbols**length} completions of "
+               f"search.max_new_tokens = {length} letters; lower it to that or less.")
 
 
 def model_problems(model: str) -> list[str]:

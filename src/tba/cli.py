@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
@@ -136,39 +136,34 @@ def try_out(
 @buffer_app.command("stats")
 def buffer_stats(run: RunPath) -> None:
     """Numbers of the buffer in a run's newest checkpoint."""
-    buffer = jobs.buffer_of(run)
-    ledger = buffer.ledger()
-    rows = {"trajectories": str(len(buffer)), "prompts": str(buffer.num_prompts)}
-    for unit, account in ledger.items():
-        for name, value in account.items():
-            rows[f"{unit} {name}"] = json.dumps(value)
-    _print_table(rows)
+    _print_table(jobs.stats_of(jobs.buffer_of(run)))
 
 
 @buffer_app.command("show")
 def buffer_show(
     run: RunPath,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Only this prompt id.")] = None,
-    most: Annotated[int, typer.Option("--most", help="Trajectories shown, newest first.")] = 20,
+    top: Annotated[Literal["reward", "age", "used"] | None, typer.Option("--top", help="Highest first.")] = None,
+    most: Annotated[int, typer.Option("--most", help="Trajectories shown.")] = 20,
 ) -> None:
-    """Trajectories of the buffer in a run's newest checkpoint, newest first."""
-    held = [(p, e) for p, e in jobs.buffer_of(run).entries() if prompt in (None, p.id)]
-    for owner, entry in held[::-1][:most]:
+    """Trajectories of the buffer in a run's newest checkpoint, newest first or those with the highest `--top`."""
+    from tba.buffer.export import ordered
+
+    for owner, entry in ordered(jobs.buffer_of(run), most, top=top, prompt=prompt):
         completion = entry.trajectory.completion
+        text = completion.text or " ".join(map(str, completion.tokens))
         print(
             f"{visible(owner.id)}  reward {entry.trajectory.reward:g}  version {completion.version}  "
-            f"used {entry.uses}  {visible(completion.text)}"
+            f"used {entry.uses}  {visible(text)}"
         )
 
 
 @buffer_app.command("export")
-def buffer_export(run: RunPath, file: Annotated[Path, typer.Argument(help="A new .jsonl file.")]) -> None:
-    """Write the buffer of a run's newest checkpoint as JSON lines."""
-    if file.exists() or file.suffix != ".jsonl":
-        raise SettingsError([f"{str(file)!r} must be the name of a new .jsonl file."])
-    with file.open("x", encoding="utf-8") as out:
-        for row in jobs.rows_of(jobs.buffer_of(run)):
-            out.write(json.dumps(finite(row), allow_nan=False) + "\n")
+def buffer_export(
+    run: RunPath, file: Annotated[Path, typer.Argument(help="A new .jsonl or .parquet file.")]
+) -> None:
+    """Write the buffer of a run's newest checkpoint as JSON lines or Parquet."""
+    jobs.export(jobs.buffer_of(run), file)
 
 
 @app.command("buffer", context_settings={"ignore_unknown_options": True}, add_help_option=False)

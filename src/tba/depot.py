@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -83,11 +83,13 @@ class Depot:
             self._settings.groups_per_step, trainer.group_size, version=version, rng=self._rng
         )
         fresh, self._fresh_rewards = self._fresh_rewards, []
+        longest, hardest = self.buffer.served()
         return draws, {
             m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
             m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
             m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self.buffer.delivered_tokens,
             m.SEARCH_REWARD: m.mean(fresh), m.USES_MEAN: m.mean(float(u) for draw in draws for u in draw.uses),
+            m.UNMET: dict(self.buffer.unmet), m.LONGEST: longest, m.HARDEST: hardest,
             m.DRAWN_BY: dict(Counter(draw.sampler for draw in draws)), m.DRAW_SECONDS: time.perf_counter() - started,
         }
 
@@ -119,8 +121,8 @@ class Depot:
 def make_buffer(settings: Settings) -> ReplayBuffer:
     """An empty buffer with the settings' bounds and mixture."""
     buffer = settings.buffer
+    same = ("capacity", "capacity_per_prompt", "capacity_tokens", "capacity_bytes", "eviction", "dedup",
+            "near_similarity", "reward_temperature", "max_uses", "max_age", "keep_logps", "keep_text")
     return ReplayBuffer(
-        capacity=buffer.capacity, capacity_per_prompt=buffer.capacity_per_prompt, recent_age=settings.recent_age,
-        mix=cast(dict[str, float], buffer.mix), reward_temperature=buffer.reward_temperature, max_uses=buffer.max_uses,
-        max_age=buffer.max_age, dedup=buffer.dedup,
+        recent_age=settings.recent_age, mix=buffer.shares, **{name: getattr(buffer, name) for name in same}
     )

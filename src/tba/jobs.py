@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tba import catalog, checkpoint
+from tba.metrics import finite
 from tba.reading import check_settings, read_settings
 from tba.settings import Settings, SettingsError
 
@@ -182,14 +183,39 @@ def buffer_of(run: Path) -> Any:
     return make_buffer(settings).load(found[-1][1])
 
 
-def rows_of(buffer: Any) -> Iterator[dict[str, Any]]:
-    """Every trajectory of a buffer, oldest first, as plain data."""
-    for prompt, entry in buffer.entries():
-        trajectory, completion = entry.trajectory, entry.trajectory.completion
-        yield {
-            "prompt_id": prompt.id, "prompt": prompt.text, "completion": completion.text,
-            "tokens": list(completion.tokens), "reward": trajectory.reward,
-            "reward_parts": dict(trajectory.reward_parts), "logp": completion.logp,
-            "ref_logp": trajectory.ref_logp, "version": completion.version, "finish": completion.finish,
-            "uses": entry.uses,
-        }
+def stats_of(buffer: Any) -> dict[str, str]:
+    """What a buffer holds, where the rest went, and who is served how: name to figure."""
+    rows = {
+        "trajectories": str(len(buffer)), "prompts": str(buffer.num_prompts),
+        "counted bytes": str(buffer.storage.bytes), "consumed": str(buffer.consumed),
+    }
+    for unit, account in buffer.ledger().items():
+        for name, value in account.items():
+            rows[f"{unit} {name}"] = json.dumps(value)
+    served = buffer.fairness()
+    for name, first in (("lengths", "tokens_to"), ("prompts", "prompts")):
+        for place, part in enumerate(served[name], 1):
+            what = f"up to {part[first]} tokens" if name == "lengths" else f"{part[first]} prompts"
+            rows[f"{name} decile {place}"] = (
+                f"{what}: delivered {part['delivered']}, accepted {part['accepted_share']:.3f}, consumed per delivered "
+                f"{part['consumed_per_delivered']:.3f}, reward {part['reward']:.3f}, age {part['age']:.2f}"
+            )
+    return {**rows, **{f"warning {n}": text for n, text in enumerate(served["warnings"], 1)}}
+
+
+def export(buffer: Any, file: Path) -> None:
+    """Writes every trajectory of a buffer, oldest first, into a new .jsonl or .parquet file.
+
+    Raises:
+        SettingsError: the file exists, or its name ends otherwise.
+    """
+    from tba.buffer.export import rows_of, write_parquet
+
+    if file.exists() or file.suffix not in (".jsonl", ".parquet"):
+        raise SettingsError([f"{str(file)!r} must be the name of a new .jsonl or .parquet file."])
+    if file.suffix == ".parquet":
+        write_parquet(buffer, file)
+        return
+    with file.open("x", encoding="utf-8") as out:
+        for row in rows_of(buffer):
+            out.write(json.dumps(finite(row), allow_nan=False) + "\n")

@@ -71,6 +71,11 @@ BUFFER_SIZE = _declare("buffer/size", "trajectories", "trajectories in the buffe
 BUFFER_PROMPTS = _declare("buffer/prompts", "prompts", "prompts with a trajectory in the buffer")
 REUSE = _declare("buffer/reuse", "1", "trajectories consumed per trajectory inserted, so far")
 DRAWN_BY = _declare("buffer/drawn_by", "groups", "groups of this batch by the sampler that drew them")
+UNMET = _declare("buffer/unmet", "groups", "groups of this batch that a sampler could not draw, having no eligible "
+                 "prompt, and left to the others, by that sampler")
+LONGEST = _declare("buffer/longest_served", "1", "trajectories consumed per delivered so far, of the tenth of the "
+                   "completions that are longest, over that of all; below 0.5 they are starved")
+HARDEST = _declare("buffer/hardest_served", "1", "the same of the tenth of the prompts with the lowest mean reward")
 DRAW_SECONDS = _declare("buffer/draw_s", "s", "drawing this batch")
 INSERTED = _declare("buffer/inserted", "trajectories", "trajectories that entered the buffer, so far")
 UNSCORED = _declare("search/unscored", "trajectories", "completions that no reward could be given to, so far")

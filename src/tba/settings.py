@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from tba import catalog
+from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.sections import (
     Fraction,
     LoraSettings,
@@ -26,26 +27,16 @@ from tba.sections import (
     beta_problems,
     range_problems,
 )
+from tba.sections import SettingsError as SettingsError  # other rooms know it as a word of the settings
 
 DEBUG = "TBA_DEBUG"
 """Environment variable that lets tracebacks through."""
 
 Mode = Literal["async", "lockstep"]
-Sampler = Literal["recent", "reward", "uniform"]
 
 
-MAX_LISTED = 200_000
-"""Completions per prompt that the exact target of the enumerable task is written down for."""
 MAX_TABLE_POSITIONS = 8
 """Ids that a table model may tell apart."""
-
-
-class SettingsError(ValueError):
-    """Every mistake found in the user's settings, one line each."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
 
 
 class TaskSettings(Section):
@@ -65,8 +56,13 @@ class TaskSettings(Section):
     """enumerable: number of prompts."""
     symbols: PositiveInt = 3
     """enumerable: size of the alphabet besides the stop token."""
+    kind: Literal["random", "one_mode", "many_modes", "sparse"] = "random"
+    """enumerable: what is rewarded: every completion by a draw of its own, one of them, `modes` of them equally, or
+    one of at least 10,000."""
+    modes: PositiveInt = 8
+    """enumerable, kind many_modes: rewarded completions per prompt."""
     reward_scale: PositiveFloat = 1.0
-    """enumerable: standard deviation of the reward over completions."""
+    """enumerable: standard deviation of the reward over completions (kind random), or the reward of a mode."""
     path: str | None = None
     """custom: JSONL file of prompts, one object a line."""
     held_out_path: str | None = None
@@ -129,29 +125,6 @@ class SearchSettings(Section):
     """Seconds that a user's reward function may take for one prompt's completions."""
 
 
-class BufferSettings(Section):
-    """What the replay buffer keeps and how it is drawn from."""
-
-    capacity: PositiveInt = 100_000
-    """Trajectories held in total."""
-    capacity_per_prompt: PositiveInt = 100
-    """Trajectories held per prompt (the paper's pool size)."""
-    initial: NonNegativeInt = 0
-    """Trajectories searched for before the first step."""
-    reuse: PositiveFloat = 1.0
-    """Trajectories consumed per trajectory inserted that the trainer may reach before it waits."""
-    max_uses: PositiveInt | None = None
-    """Times one trajectory may be trained on; then it is evicted as used up."""
-    max_age: NonNegativeInt | None = None
-    """Oldest age, in steps, that may be consumed; older ones are evicted as too old."""
-    recent_age: NonNegativeInt | None = None
-    """Largest age, in steps, that counts as recent; 2 x sync_every - 1 if left out."""
-    mix: dict[Sampler, NonNegativeFloat] = Field(default_factory=lambda: {"recent": 1.0})
-    """Share of groups that each sampler draws: recent, reward, uniform. Normalised."""
-    reward_temperature: PositiveFloat = 1.0
-    """Temperature of the reward sampler's softmax, in reward units."""
-    dedup: Literal["exact", "none"] = "exact"
-    """exact: a trajectory replaces copies of the same ids that earlier deliveries left."""
 
 
 class TrainerSettings(Section):
@@ -324,7 +297,8 @@ class Settings(Section):
 def _contradictions(s: Settings) -> Iterator[str]:
     """What each key allows but all together do not."""
     yield from _batch_problems(s)
-    yield from _buffer_problems(s)
+    yield from _pool_problems(s)
+    yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
     yield from catalog.objective_problems(s.objective)
     yield from _task_problems(s)
@@ -361,7 +335,7 @@ def _batch_problems(s: Settings) -> Iterator[str]:
                f"the nearest valid trainer.steps is {nearest}.")
 
 
-def _buffer_problems(s: Settings) -> Iterator[str]:
+def _pool_problems(s: Settings) -> Iterator[str]:
     trainer, buffer, search = s.trainer, s.buffer, s.search
     size = trainer.group_size
     if search.num_samples < size:
@@ -374,17 +348,13 @@ def _buffer_problems(s: Settings) -> Iterator[str]:
     if buffer.capacity < batch:
         yield (f"buffer.capacity = {buffer.capacity} holds fewer trajectories than one batch needs ({batch}); "
                f"raise it, or lower trainer.groups_per_step.")
-    if buffer.initial > buffer.capacity:
-        yield (f"buffer.initial = {buffer.initial} exceeds buffer.capacity = {buffer.capacity}, so training "
-               f"would never start; lower buffer.initial.")
-    if buffer.max_uses is not None and buffer.reuse > buffer.max_uses:
-        yield (f"buffer.reuse = {buffer.reuse:g} exceeds buffer.max_uses = {buffer.max_uses}, so the trainer would "
-               f"wait for ever; lower buffer.reuse or raise buffer.max_uses.")
-    if buffer.max_age is not None and buffer.max_age < trainer.sync_every - 1:
-        yield (f"buffer.max_age = {buffer.max_age} drops the newest data before the round's last step, whose age is "
-               f"trainer.sync_every - 1 = {trainer.sync_every - 1}; raise it, or lower trainer.sync_every.")
-    if not math.fsum(buffer.mix.values()) > 0:
-        yield f"buffer.mix = {dict(buffer.mix)} has no positive share; give one of recent, reward, uniform."
+    longest = batch * search.max_new_tokens
+    for name, need, unit in (("capacity_tokens", longest, "tokens"),
+                             ("capacity_bytes", batch * (160 + 8 * search.max_new_tokens), "bytes")):
+        bound = getattr(buffer, name)
+        if bound is not None and bound < need:
+            yield (f"buffer.{name} = {bound} may hold less than one batch, whose {batch} trajectories take up to "
+                   f"{need} {unit}, so the trainer could wait for ever; raise it, or lower trainer.groups_per_step.")
 
 
 def _name_problems(s: Settings) -> Iterator[str]:
@@ -409,12 +379,8 @@ def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
     if s.task.held_out == 0 and s.task.name != "enumerable":
         yield "task.held_out = 0 leaves no prompts to evaluate on; set task.held_out=1 or more."
-    if s.task.name == "enumerable" and (s.task.symbols > 26 or s.task.symbols == 1 < s.task.prompts):
-        yield (f"task.symbols = {s.task.symbols} with task.prompts = {s.task.prompts}: the enumerable task has "
-               f"26 letters, and needs two or more for several prompts.")
-    elif s.task.name == "enumerable" and (listed := (s.task.symbols + 2) ** search.max_new_tokens) > MAX_LISTED:
-        yield (f"task.symbols = {s.task.symbols} with search.max_new_tokens = {search.max_new_tokens} makes over "
-               f"{listed:.3g} completions, more than the {MAX_LISTED} that are listed; lower one of them.")
+    if s.task.name == "enumerable":
+        yield from catalog.enumerable_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
 

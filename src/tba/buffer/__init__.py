@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ __all__ = ["Draw", "EmptyBufferError", "Entry", "ReplayBuffer"]
 
 
 def __getattr__(name: str) -> Any:
-    from tba.buffer import entries, memory
-
     if name not in __all__:
         raise AttributeError(f"module 'tba.buffer' has no attribute {name!r}; it exports {', '.join(__all__)}.")
-    return getattr(memory if name == "ReplayBuffer" else entries, name)
+    return getattr(import_module(f"tba.buffer.{'memory' if name == 'ReplayBuffer' else 'entries'}"), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tba.records import Prompt, Trajectory
 
@@ -19,7 +19,7 @@ class Draw:
     trajectories: tuple[Trajectory, ...]
     """K trajectories of the prompt, drawn without replacement."""
     sampler: str
-    """recent, reward or uniform."""
+    """recent, reward, uniform, advantage or novelty."""
     prompt_probability: float
     """Of this prompt, given the sampler and the groups drawn before it in the batch."""
     item_probabilities: tuple[float, ...]
@@ -28,30 +28,16 @@ class Draw:
     """[K] steps."""
     uses: tuple[int, ...]
     """[K] times drawn before."""
+    numbers: tuple[int, ...] = ()
+    """[K] places in the order of insertion, over the whole run: what names a trajectory in the files."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A trajectory in storage."""
+    """A trajectory in storage, as it is at this moment."""
 
     number: int
     """Place in the order of insertion, over the whole run."""
     trajectory: Trajectory
-    uses: int = 0
-
-    @property
-    def size(self) -> int:
-        """Completion tokens."""
-        return len(self.trajectory.completion.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The trajectories of one prompt, oldest first."""
-
-    number: int
-    """Place in the order in which prompts were first seen."""
-    prompt: Prompt
-    entries: dict[int, Entry] = field(default_factory=dict[int, Entry])
-    copies: dict[tuple[int, ...], list[int]] = field(default_factory=dict[tuple[int, ...], list[int]])
-    """Entry numbers by ids."""
+    uses: int
+    """Times drawn."""

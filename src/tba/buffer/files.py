@@ -1,92 +1,182 @@
-"""The replay buffer on disk: Parquet and JSON with a schema version."""
+"""The replay buffer on disk: Parquet files written once and shared, and an index of what is alive."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tba.buffer.entries import Entry
-from tba.records import Completion, Prompt, Trajectory
+import numpy as np
+
+from tba.buffer import columns
+from tba.buffer.ledger import Tally
+from tba.buffer.restore import restore
+from tba.buffer.storage import Storage
 
 SCHEMA = 2
 """Version of the files."""
+STEMS = ("trajectories", "prompts", "index", "tally")
+HEAD = "buffer.json"
+"""Names the files that count; what it does not name is left over from a save that was cut short."""
 
 
-def write_files(path: Path, entries: Iterable[Entry], prompts: Sequence[Prompt], state: Mapping[str, Any]) -> None:
-    """Writes trajectories as Parquet, prompts and counters as JSON, into the folder `path`."""
-    import pyarrow as pa
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file that does not change any more."""
+
+    name: str
+    device: int
+    inode: int
+
+    def is_at(self, path: Path) -> bool:
+        """Whether `path` is this very file."""
+        try:
+            found = path.stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+
+class Files:
+    """What of a storage has been written, and where, so that the next save writes only what is new."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._head: Written | None = None
+        self._next = 0
+        self._prompts: list[tuple[int, int, Written]] = []
+
+    def save(self, path: Path, storage: Storage, prompts: Tally, state: Mapping[str, Any]) -> None:
+        """Writes what is new into `path`, links the rest, then the head, in one move; then removes what is old."""
+        storage.close_segment()
+        storage.merge_small()
+        home = self._home(path)
+        unwritten = [key for key, s in storage.segments.items() if not self._link(path, home, s.file)]
+        for key in unwritten:
+            whole = storage.whole(key)
+            whole.file = self._write(path, "trajectories", columns.of_segment(whole, storage))
+        self._save_prompts(path, home, storage)
+        index = self._write(path, "index", columns.of_index(storage))
+        tally = self._write(path, "tally", columns.of_tally(prompts))
+        head = {
+            "schema": SCHEMA, **state, "next_number": storage.next_number, "next_segment": storage.next_segment,
+            "next_file": self._next, "window_from": storage.window_from, "index": index.name, "tally": tally.name,
+            "prompts": [[first, end, file.name] for first, end, file in self._prompts],
+            "trajectories": [[key, segment.file.name] for key, segment in storage.segments.items()],
+        }
+        partial = path / f"{HEAD}.partial"
+        partial.write_text(json.dumps(head, allow_nan=False), "utf-8")
+        _to_disk(partial)
+        os.replace(partial, path / HEAD)
+        self._folder, self._head = path, _written(path / HEAD)
+        _to_disk(path)
+        named = set(_names_in(head))
+        for stem in STEMS:
+            for file in path.glob(f"{stem}-*.parquet"):
+                if file.name not in named:
+                    file.unlink()
+
+    def load(self, path: Path, storage: Storage) -> tuple[dict[str, Any], dict[str, list[float]]]:
+        """Fills an empty storage from `path`; returns the state that `save` was given, and the prompts' sums.
+
+        Raises:
+            ValueError: the files are of another schema version, or do not belong together.
+        """
+        head = json.loads((path / HEAD).read_text("utf-8"))
+        if head["schema"] != SCHEMA:
+            raise ValueError(f"{path} holds a buffer of schema {head['schema']}; this version reads schema {SCHEMA}.")
+        self._folder, self._head, self._next = path, _written(path / HEAD), head["next_file"]
+        for first, end, name in head["prompts"]:
+            for prompt in columns.to_prompts(_read(path / name)):
+                storage.pool_of(prompt)
+            self._prompts.append((first, end, _written(path / name)))
+        rows: dict[int, dict[str, np.ndarray]] = {}
+        for key, name in head["trajectories"]:
+            segment, rows[key] = columns.to_segment(_read(path / name))
+            segment.file = _written(path / name)
+            storage.segments[key] = segment
+        storage.next_number, storage.next_segment = head["next_number"], head["next_segment"]
+        storage.window_from = head["window_from"]
+        try:
+            restore(storage, rows, columns.to_arrays(_read(path / head["index"])))
+        except KeyError as error:
+            raise ValueError(f"{path}: the index names trajectories that no file holds ({error}).") from error
+        sums = {name: array.tolist() for name, array in columns.to_arrays(_read(path / head["tally"])).items()}
+        return head, sums
+
+    # ---- inside ----
+
+    def _save_prompts(self, path: Path, home: Path, storage: Storage) -> None:
+        """Prompts first seen since the last save are a file of their own; small neighbours become one."""
+        ranges: list[tuple[int, int, Written | None]] = [*self._prompts]
+        if (seen := ranges[-1][1] if ranges else 0) < len(storage.pools):
+            ranges.append((seen, len(storage.pools), None))
+        while len(ranges) > 1 and ranges[-1][1] - ranges[-1][0] > (ranges[-2][1] - ranges[-2][0]) // 2:
+            (first, _, _), (_, end, _) = ranges[-2:]
+            ranges[-2:] = [(first, end, None)]
+        self._prompts = []
+        for first, end, file in ranges:
+            if file is None or not self._link(path, home, file):
+                file = self._write(path, "prompts", columns.of_prompts(storage.pools[first:end]))
+            self._prompts.append((first, end, file))
+
+    def _home(self, path: Path) -> Path:
+        """The folder of the last save: where it was, in `path`, or, if it was given another name, beside `path`."""
+        if self._folder is None or self._head is None:
+            return path
+        for folder in (self._folder, path, *sorted(f for f in path.parent.iterdir() if f.is_dir())):
+            if self._head.is_at(folder / self._head.name):
+                return folder
+        return path
+
+    def _link(self, path: Path, home: Path, file: Written | None) -> bool:
+        """Whether `path` holds the file now, by a link if it did not."""
+        if file is None:
+            return False
+        if file.is_at(path / file.name):
+            return True
+        if not file.is_at(home / file.name):
+            return False
+        try:
+            os.link(home / file.name, path / file.name)
+        except OSError:  # the file system has no links, or the name is taken: write it instead
+            return False
+        return True
+
+    def _write(self, path: Path, stem: str, table: Any) -> Written:
+        import pyarrow.parquet as pq
+
+        while (file := path / f"{stem}-{self._next}.parquet").exists():
+            self._next += 1
+        self._next += 1
+        pq.write_table(table, file, compression="zstd", use_dictionary=False, write_statistics=False)
+        _to_disk(file)
+        return _written(file)
+
+
+def _names_in(head: Mapping[str, Any]) -> Sequence[str]:
+    return [head["index"], head["tally"], *(p[-1] for p in head["prompts"]), *(t[-1] for t in head["trajectories"])]
+
+
+def _read(path: Path) -> Any:
     import pyarrow.parquet as pq
 
-    rows = [_to_row(entry) for entry in entries]
-    columns = {name: [row[name] for row in rows] for name in _schema().names}
-    pq.write_table(pa.table(columns, schema=_schema()), path / "trajectories.parquet")
-    kept = [
-        {"id": p.id, "tokens": list(p.tokens), "text": _utf8(p.text), "columns": dict(p.columns)} for p in prompts
-    ]
-    (path / "prompts.json").write_text(json.dumps(kept), "utf-8")
-    (path / "buffer.json").write_text(json.dumps({"schema": SCHEMA, **state}), "utf-8")
+    return pq.ParquetFile(path).read()
 
 
-def read_files(path: Path) -> tuple[dict[str, Any], list[Prompt], list[tuple[str, Entry]]]:
-    """Counters, prompts in the order first seen, and entries with their prompt ids, oldest first.
-
-    Raises:
-        ValueError: the files are of another schema version.
-    """
-    import pyarrow.parquet as pq
-
-    state = json.loads((path / "buffer.json").read_text("utf-8"))
-    if state["schema"] != SCHEMA:
-        raise ValueError(f"{path} holds a buffer of schema {state['schema']}; this version reads schema {SCHEMA}.")
-    prompts = [
-        Prompt(id=p["id"], tokens=tuple(p["tokens"]), text=p["text"], columns=p["columns"])
-        for p in json.loads((path / "prompts.json").read_text("utf-8"))
-    ]
-    rows = pq.read_table(path / "trajectories.parquet").to_pylist()
-    return state, prompts, [(json.loads(row["prompt_id"]), _from_row(row)) for row in rows]
+def _written(path: Path) -> Written:
+    found = path.stat()
+    return Written(name=path.name, device=found.st_dev, inode=found.st_ino)
 
 
-def _schema() -> Any:
-    import pyarrow as pa
-
-    floats, ids = pa.list_(pa.float64()), pa.list_(pa.int64())
-    return pa.schema([
-        ("number", pa.int64()), ("uses", pa.int64()), ("prompt_id", pa.string()), ("tokens", ids),
-        ("text", pa.string()), ("logps", floats), ("behaviour_logps", floats), ("token_versions", ids),
-        ("version", pa.int64()), ("finish", pa.string()), ("reward", pa.float64()), ("reward_parts", pa.string()),
-        ("ref_logp", pa.float64()), ("ref_version", pa.int64()),
-        ("ref_logps", floats),
-    ])
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _to_row(entry: Entry) -> dict[str, Any]:
-    trajectory, completion = entry.trajectory, entry.trajectory.completion
-    return {
-        "number": entry.number, "uses": entry.uses, "prompt_id": json.dumps(trajectory.prompt_id),
-        "tokens": list(completion.tokens), "text": _utf8(completion.text), "logps": list(completion.logps),
-        "behaviour_logps": list(completion.behaviour_logps), "token_versions": list(completion.token_versions),
-        "version": completion.version, "finish": completion.finish, "reward": trajectory.reward,
-        "reward_parts": json.dumps(dict(trajectory.reward_parts)), "ref_logp": trajectory.ref_logp,
-        "ref_version": trajectory.ref_version, "ref_logps": list(trajectory.ref_logps),
-    }
-
-
-def _from_row(row: dict[str, Any]) -> Entry:
-    completion = Completion(
-        tokens=tuple(row["tokens"]), text=row["text"], logps=tuple(row["logps"]), version=row["version"],
-        finish=row["finish"], behaviour_logps=tuple(row["behaviour_logps"]),
-        token_versions=tuple(row["token_versions"]),
-    )
-    trajectory = Trajectory(
-        prompt_id=json.loads(row["prompt_id"]), completion=completion, reward=row["reward"],
-        reward_parts=json.loads(row["reward_parts"]), ref_logp=row["ref_logp"], ref_version=row["ref_version"],
-        ref_logps=tuple(row["ref_logps"]),
-    )
-    return Entry(number=row["number"], trajectory=trajectory, uses=row["uses"])
-
-
-def _utf8(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 cannot hold, replaced."""
-    return text.encode("utf-8", "replace").decode("utf-8")

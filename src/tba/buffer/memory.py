@@ -1,286 +1,301 @@
-"""Storage, mixture, eviction and ledger of the replay buffer."""
+"""The replay buffer: what enters, what leaves and why, what is drawn."""
 
 from __future__ import annotations
 
-import bisect
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tba.buffer.entries import Draw, EmptyBufferError, Entry, Pool
-from tba.buffer.files import read_files, write_files
-from tba.buffer.samplers import draw_by_reward, draw_prompt, draw_uniform
+from tba.buffer.copies import Copies, Counts, NearCopies, digests_of
+from tba.buffer.entries import Draw, EmptyBufferError, Entry
+from tba.buffer.ledger import Ledger, Tally, fairness, length_class, served
+from tba.buffer.options import Options
+from tba.buffer.rows import Pool
+from tba.buffer.samplers import advantage_shifts, choose, draw_prompt, draw_uniform, draw_weighted
+from tba.buffer.storage import TREES, Storage
+from tba.buffer.trees import Ranks
 from tba.records import Group, Prompt, Trajectory
 
 
 class ReplayBuffer:
     """Bounded storage of trajectories by prompt id, with draws that say where they came from.
 
-    Memory is bounded by `capacity` trajectories in total and `capacity_per_prompt` in each pool; beyond
-    either, the oldest by insertion is evicted. Delivered = in buffer + evicted + rejected at any moment.
+    Delivered = in buffer + evicted + rejected at any moment. A draw, an addition and an eviction cost the
+    logarithm of what is held.
     """
 
-    def __init__(
-        self,
-        *,
-        capacity: int = 100_000,
-        capacity_per_prompt: int = 100,
-        recent_age: int = 1,
-        mix: Mapping[str, float] | None = None,
-        reward_temperature: float = 1.0,
-        max_uses: int | None = None,
-        max_age: int | None = None,
-        dedup: str = "exact",
-    ) -> None:
-        """See `settings.BufferSettings` for each value; `recent_age` and `max_age` are in steps.
+    def __init__(self, options: Options | None = None, **changes: Any) -> None:
+        """`options`, or their defaults, with `changes`: `ReplayBuffer(capacity=1000)`.
 
         Raises:
-            ValueError: a bound below 1, or a mixture without a positive share.
+            ValueError: a bound below 1, an unknown name, or a mixture without a positive share.
         """
-        if capacity < 1 or capacity_per_prompt < 1:
-            raise ValueError(
-                f"buffer.capacity = {capacity} and buffer.capacity_per_prompt = {capacity_per_prompt} must be >= 1."
-            )
-        shares = dict(mix or {"recent": 1.0})
-        unknown = sorted(set(shares) - {"recent", "reward", "uniform"})
-        if unknown or min(shares.values()) < 0 or sum(shares.values()) <= 0:
-            raise ValueError(f"buffer.mix = {shares} must give recent, reward, uniform shares >= 0, one of them > 0.")
-        self.capacity, self.capacity_per_prompt = capacity, capacity_per_prompt
-        self.recent_age, self.max_uses, self.max_age = recent_age, max_uses, max_age
-        self.mix, self.reward_temperature = shares, reward_temperature
-        self._dedups = dedup == "exact"
-        self._entries: dict[int, Pool] = {}
-        self._pools: dict[str, Pool] = {}
-        self._pool_order: list[str] = []
-        self._by_version: dict[int, dict[int, Pool]] = {}
-        self._ready: dict[int, list[int]] = {}
-        self._next_entry = 0
-        self._held_prompts = 0
-        self._count = {name: Counter[str]() for name in ("delivered", "evicted", "rejected")}
-        self._count_tokens = {name: Counter[str]() for name in ("delivered", "evicted", "rejected")}
+        self.options = options = (options or Options()).changed(**changes)
         self.consumed = 0
         """Trajectories drawn so far, over the whole run."""
+        self.unmet = Counter[str]()
+        """Groups of the last batch that a sampler without an eligible prompt left to the others, by its name."""
+        self._files: Any = None
+        self._empty()
+
+    def _empty(self) -> None:
+        options = self.options
+        self.storage = Storage(
+            samplers=options.samplers, temperature=options.reward_temperature, eviction=options.eviction,
+            keeps_logps=options.keep_logps, keeps_text=options.keep_text,
+        )
+        self._ledger, self._prompts, self._lengths = Ledger(), Tally(), Tally()
+        self._copies = Copies(self.storage.rows) if options.dedup == "exact" else None
+        self._counts = Counts() if "novelty" in options.samplers else None
+        self._near = NearCopies(options.near_similarity) if options.dedup == "near" else None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self.storage.count
 
     @property
     def num_prompts(self) -> int:
         """Prompts with a trajectory in the buffer."""
-        return self._held_prompts
+        return self.storage.num_prompts
 
     @property
     def inserted(self) -> int:
         """Trajectories that entered the buffer so far."""
-        return self._count["delivered"].total() - self._count["rejected"].total()
+        return self._ledger.total("delivered") - self._ledger.total("rejected")
 
     @property
     def delivered_tokens(self) -> int:
         """Completion tokens delivered so far, rejected ones included."""
-        return self._count_tokens["delivered"].total()
+        return self._ledger.total("delivered", "tokens")
+
+    # ---- coming in ----
 
     def add(self, group: Group) -> None:
         """Takes a delivered group in: scored trajectories enter, unscored ones are counted by reason."""
-        self._count_delivered(group)
+        pool = self.storage.pool_of(group.prompt)
+        self._count_delivered(pool, group)
         for lost in group.unscored:
-            self._note("rejected", f"unscored: {lost.reason}", len(lost.completion.tokens))
-        pool = self._pool_of(group.prompt)
-        if self._dedups:
-            for ids in dict.fromkeys(t.completion.tokens for t in group.trajectories):
-                for number in pool.copies.get(ids, [])[:]:
-                    self._evict(number, "duplicate")
+            self._ledger.note("rejected", f"unscored: {lost.reason}", len(lost.completion.tokens))
+        entering: list[Trajectory] = []
         for trajectory in group.trajectories:
-            self._insert(pool, trajectory)
-        while len(pool.entries) > self.capacity_per_prompt:
-            self._evict(next(iter(pool.entries)), "prompt capacity")
-        while len(self._entries) > self.capacity:
-            self._evict(next(iter(self._entries)), "capacity")
+            if math.isfinite(trajectory.reward) and math.isfinite(trajectory.ref_logp):
+                entering.append(trajectory)
+            else:
+                self._ledger.note("rejected", "non-finite", len(trajectory.completion.tokens))
+        if entering:
+            self._insert(pool, entering)
+            self._keep_bounds(pool)
 
     def reject(self, group: Group, reason: str) -> None:
         """Counts a delivered group that must not be trained on."""
-        self._count_delivered(group)
+        self._count_delivered(self.storage.pool_of(group.prompt), group)
         for completion in group.completions:
-            self._note("rejected", reason, len(completion.tokens))
+            self._ledger.note("rejected", reason, len(completion.tokens))
+
+    def _count_delivered(self, pool: Pool, group: Group) -> None:
+        completions = group.completions
+        self._ledger.note("delivered", "all", group.num_tokens, len(completions))
+        self._prompts.add(pool.number, delivered=len(completions))
+        for length, times in Counter(len(completion.tokens) for completion in completions).items():
+            self._lengths.add(length_class(length), delivered=times)
+
+    def _insert(self, pool: Pool, entering: list[Trajectory]) -> None:
+        storage, count = self.storage, len(entering)
+        digests, copies = [0] * count, [0] * count
+        lengths = [len(t.completion.tokens) for t in entering]
+        ids = np.fromiter(chain.from_iterable(t.completion.tokens for t in entering), np.int32, sum(lengths))
+        if self._copies is not None or self._counts is not None:
+            digests = digests_of(pool.number, ids, lengths)
+        if self._copies is not None:
+            for one in dict.fromkeys(digests):
+                for row in reversed(self._copies.of(one)):
+                    self._evict(row, "duplicate")
+        if self._counts is not None:
+            copies = [self._counts.add(one) for one in digests]
+        rows = storage.insert(pool, entering, ids, digests, copies)
+        for length, trajectory in zip(lengths, entering, strict=True):
+            self._lengths.add(length_class(length), accepted=1, reward=trajectory.reward)
+        self._prompts.add(pool.number, accepted=count, reward=sum(t.reward for t in entering))
+        if self._copies is not None:
+            for row in rows:
+                self._copies.add(row)
+        if self._near is not None:
+            self._drop_near_copies(self._near, pool, rows)
+
+    def _drop_near_copies(self, near: NearCopies, pool: Pool, rows: list[int]) -> None:
+        """Of a newcomer and an earlier near copy the higher reward stays; of equals, the newcomer."""
+        storage, staying = self.storage, list[int]()
+        for row in rows:
+            ids, stays = storage.ids(row), True
+            for other in near.candidates(pool.number, ids):
+                if not near.near(ids, storage.ids(other)):
+                    continue
+                if storage.rows.reward[other] > storage.rows.reward[row]:
+                    stays = False
+                else:
+                    self._evict(other, "near duplicate")
+            if stays:
+                staying.append(row)
+            else:
+                self._evict(row, "near duplicate", is_noted=False)
+        for row in staying:
+            near.add(row, storage.rows.number[row], pool.number, storage.ids(row))
+
+    # ---- going out ----
+
+    def _evict(self, row: int, reason: str, *, is_noted: bool = True) -> None:
+        """Removes a row; `is_noted` tells whether it may be found as a near copy."""
+        storage = self.storage
+        rows = storage.rows
+        if self._copies is not None:
+            self._copies.remove(row)
+        if self._counts is not None:
+            self._counts.remove(rows.digest[row])
+        if self._near is not None and is_noted:
+            self._near.remove(row, rows.number[row], rows.pool[row], storage.ids(row))
+        self._ledger.note("evicted", reason, rows.length[row])
+        storage.remove(row)
+
+    def _keep_bounds(self, pool: Pool) -> None:
+        storage, options = self.storage, self.options
+        while len(pool.rows) > options.capacity_per_prompt:
+            self._evict(storage.first_out(pool), "prompt capacity")
+        while storage.count > options.capacity:
+            self._evict(storage.first_out(), "capacity")
+        while options.capacity_tokens is not None and storage.tokens > options.capacity_tokens:
+            self._evict(storage.first_out(), "token capacity")
+        while options.capacity_bytes is not None and storage.bytes > options.capacity_bytes:
+            self._evict(storage.first_out(), "byte capacity")
+
+    def _evict_too_old(self, version: int) -> None:
+        if self.options.max_age is not None:
+            oldest = version - self.options.max_age
+            for old in sorted(v for v in self.storage.versions if v < oldest):
+                for row in self.storage.rows_of_version(old):
+                    self._evict(row, "too old")
+
+    # ---- drawing ----
 
     def sample(self, num_groups: int, group_size: int, *, version: int, rng: np.random.Generator) -> list[Draw]:
         """Groups of `group_size` trajectories of one prompt each, for a trainer at `version`.
 
         Prompts are drawn without replacement until each has been drawn once, then again; trajectories of
         a group without replacement. Prompts with fewer than `group_size` trajectories are not eligible.
-        A sampler of the mixture for which no prompt is eligible leaves its share to the others.
+        A sampler of the mixture for which no prompt is eligible leaves its share to the others, and is
+        counted in `unmet`.
 
         Fewer groups come back if `max_uses` leaves no prompt eligible on the way.
 
         Raises:
             EmptyBufferError: no prompt is eligible at all.
         """
+        storage, options = self.storage, self.options
         self._evict_too_old(version)
-        candidates = self._candidates(group_size, version)
-        if not candidates:
+        storage.advance(version - options.recent_age)
+        ages = [options.recent_age, options.max_age or 0]
+        storage.forget_versions(version - max(ages))
+        shares = options.shares(version)
+        eligible = {
+            name: storage.recent_for(group_size) if name == "recent" else storage.ready_for(group_size)
+            for name in shares
+        }
+        self.unmet = Counter()
+        draws: list[Draw] = []
+        everything = list({id(ranks): ranks for ranks in eligible.values()}.values())
+        while len(draws) < num_groups and any(map(len, everything)):
+            name = choose(shares, rng)
+            if not len(eligible[name]):
+                self.unmet[name] += 1
+                name = choose({n: s for n, s in shares.items() if len(eligible[n])}, rng)
+            draws.append(self._draw_group(name, eligible[name], everything, group_size, version, rng))
+        for ranks in everything:
+            for number in list(ranks.hidden):
+                ranks.show(number)
+        if not draws:
             raise EmptyBufferError(
                 f"no prompt has {group_size} trajectories to draw a group from: {self.num_prompts} prompts hold "
-                f"{len(self)}; delivered {self._count['delivered'].total()}, rejected {dict(self._count['rejected'])}, "
-                f"evicted {dict(self._count['evicted'])}."
+                f"{len(self)}; delivered {self._ledger.total('delivered')}, rejected "
+                f"{self._ledger.reasons('rejected')}, evicted {self._ledger.reasons('evicted')}."
             )
-        drawn: set[int] = set()
-        draws: list[Draw] = []
-        while candidates and len(draws) < num_groups:
-            names = list(candidates)
-            shares = np.array([self.mix[name] for name in names])
-            name = names[int(rng.choice(len(names), p=shares / shares.sum()))]
-            number, chance = draw_prompt(candidates[name], drawn, rng)
-            pool = self._pools[self._pool_order[number]]
-            draws.append(self._draw_group(name, pool, group_size, version, chance, rng))
-            if self._evict_used_up(pool):
-                candidates = self._candidates(group_size, version)
         return draws
+
+    def _draw_group(
+        self, sampler: str, eligible: Ranks, everything: list[Ranks], size: int, version: int,
+        rng: np.random.Generator,
+    ) -> Draw:
+        number, chance = draw_prompt(eligible, everything, rng)
+        storage, pool = self.storage, self.storage.pools[number]
+        held = pool.window if sampler == "recent" else pool.rows
+        if sampler in TREES:
+            trees = [storage.tree(pool, name) for name in TREES[sampler]]
+            shifts = advantage_shifts(trees.pop(), len(held)) if sampler == "advantage" else (0.0,)
+            places, probabilities = draw_weighted(trees, shifts, size, rng)
+        else:
+            places, probabilities = draw_uniform(len(held), size, rng)
+        chosen = [held[place] for place in places]
+        rows = storage.rows
+        draw = Draw(
+            prompt=pool.prompt, trajectories=tuple(map(storage.trajectory, chosen)), sampler=sampler,
+            prompt_probability=chance, item_probabilities=tuple(probabilities),
+            ages=tuple(version - rows.version[row] for row in chosen), uses=tuple(rows.uses[row] for row in chosen),
+            numbers=tuple(rows.number[row] for row in chosen),
+        )
+        self._prompts.add(number, consumed=size, age=sum(draw.ages))
+        for row, age in zip(chosen, draw.ages, strict=True):
+            self._lengths.add(length_class(rows.length[row]), consumed=1, age=age)
+            storage.use(row)
+        self.consumed += size
+        if self.options.max_uses is not None:
+            for row in chosen:
+                if rows.uses[row] >= self.options.max_uses:
+                    self._evict(row, "used up")
+        return draw
+
+    # ---- looking in ----
 
     def ledger(self) -> dict[str, dict[str, Any]]:
         """Delivered, in buffer, evicted and rejected by reason; in trajectories and in tokens."""
-        tokens = sum(pool.entries[number].size for number, pool in self._entries.items())
-        return {
-            unit: {
-                "delivered": count["delivered"].total(),
-                "in_buffer": held,
-                "evicted": dict(count["evicted"]),
-                "rejected": dict(count["rejected"]),
-            }
-            for unit, count, held in (("trajectories", self._count, len(self)), ("tokens", self._count_tokens, tokens))
-        }
+        return self._ledger.account({"trajectories": self.storage.count, "tokens": self.storage.tokens})
+
+    def fairness(self) -> dict[str, Any]:
+        """See `ledger.fairness`: by deciles of length and of the prompts' difficulty, with warnings."""
+        return fairness(self._prompts, self._lengths)
+
+    def served(self) -> tuple[float, float]:
+        """How the longest completions and the hardest prompts are served, over all: see `ledger.served`."""
+        return served(self._prompts, self._lengths)
 
     def entries(self) -> Iterator[tuple[Prompt, Entry]]:
         """Everything held, in order of insertion."""
-        for number, pool in self._entries.items():
-            yield pool.prompt, pool.entries[number]
+        storage = self.storage
+        for row in storage.rows.held().tolist():
+            yield storage.pools[storage.rows.pool[row]].prompt, self.entry(row)
 
-    # ---- inside ----
-
-    def _count_delivered(self, group: Group) -> None:
-        self._count["delivered"]["all"] += len(group.completions)
-        self._count_tokens["delivered"]["all"] += group.num_tokens
-
-    def _note(self, what: str, reason: str, tokens: int) -> None:
-        self._count[what][reason] += 1
-        self._count_tokens[what][reason] += tokens
-
-    def _pool_of(self, prompt: Prompt) -> Pool:
-        pool = self._pools.get(prompt.id)
-        if pool is None:
-            pool = self._pools[prompt.id] = Pool(number=len(self._pool_order), prompt=prompt)
-            self._pool_order.append(prompt.id)
-        return pool
-
-    def _insert(self, pool: Pool, trajectory: Trajectory) -> None:
-        entry = Entry(number=self._next_entry, trajectory=trajectory)
-        self._next_entry += 1
-        self._store(pool, entry)
-
-    def _store(self, pool: Pool, entry: Entry) -> None:
-        completion = entry.trajectory.completion
-        self._held_prompts += not pool.entries
-        pool.entries[entry.number] = entry
-        pool.copies.setdefault(completion.tokens, []).append(entry.number)
-        self._entries[entry.number] = pool
-        self._by_version.setdefault(completion.version, {})[entry.number] = pool
-        for size, ready in self._ready.items():
-            if len(pool.entries) == size:
-                bisect.insort(ready, pool.number)
-
-    def _evict(self, number: int, reason: str) -> None:
-        pool = self._entries.pop(number)
-        entry = pool.entries.pop(number)
-        self._held_prompts -= not pool.entries
-        completion = entry.trajectory.completion
-        for index, key in ((pool.copies, completion.tokens), (self._by_version, completion.version)):
-            left: Any = index[key]  # type: ignore[index]
-            left.remove(number) if isinstance(left, list) else left.pop(number)
-            if not left:
-                del index[key]  # type: ignore[arg-type]
-        for size, ready in self._ready.items():
-            if len(pool.entries) == size - 1:
-                del ready[bisect.bisect_left(ready, pool.number)]
-        self._note("evicted", reason, entry.size)
-
-    def _evict_too_old(self, version: int) -> None:
-        if self.max_age is not None:
-            for old in sorted(v for v in self._by_version if v < version - self.max_age):
-                for number in list(self._by_version[old]):
-                    self._evict(number, "too old")
-
-    def _evict_used_up(self, pool: Pool) -> bool:
-        if self.max_uses is None:
-            return False
-        spent = [e.number for e in pool.entries.values() if e.uses >= self.max_uses]
-        for number in spent:
-            self._evict(number, "used up")
-        return bool(spent)
-
-    def _candidates(self, group_size: int, version: int) -> dict[str, list[int]]:
-        """Numbers of the eligible pools, ascending, for each sampler that has any."""
-        found: dict[str, list[int]] = {}
-        for name, share in self.mix.items():
-            if share > 0:
-                numbers = self._recent_pools(group_size, version) if name == "recent" else self._ready_pools(group_size)
-                if numbers:
-                    found[name] = numbers
-        return found
-
-    def _ready_pools(self, group_size: int) -> list[int]:
-        if group_size not in self._ready:
-            self._ready[group_size] = sorted(p.number for p in self._pools.values() if len(p.entries) >= group_size)
-        return self._ready[group_size]
-
-    def _recent_pools(self, group_size: int, version: int) -> list[int]:
-        held = Counter(
-            pool.number
-            for sampled, entries in self._by_version.items() if sampled >= version - self.recent_age
-            for pool in entries.values()
-        )
-        return sorted(number for number, count in held.items() if count >= group_size)
-
-    def _items(self, sampler: str, pool: Pool, version: int) -> list[Entry]:
-        """The pool's entries that the sampler may draw."""
-        oldest = version - self.recent_age if sampler == "recent" else None
-        return [e for e in pool.entries.values() if oldest is None or e.trajectory.completion.version >= oldest]
-
-    def _draw_group(
-        self, sampler: str, pool: Pool, size: int, version: int, chance: float, rng: np.random.Generator
-    ) -> Draw:
-        entries = self._items(sampler, pool, version)
-        if sampler == "reward":
-            places, probabilities = draw_by_reward(entries, size, rng, self.reward_temperature)
-        else:
-            places, probabilities = draw_uniform(entries, size, rng)
-        chosen = [entries[place] for place in places]
-        draw = Draw(
-            prompt=pool.prompt,
-            trajectories=tuple(e.trajectory for e in chosen),
-            sampler=sampler,
-            prompt_probability=chance,
-            item_probabilities=tuple(probabilities),
-            ages=tuple(version - e.trajectory.completion.version for e in chosen),
-            uses=tuple(e.uses for e in chosen),
-        )
-        for entry in chosen:
-            entry.uses += 1
-        self.consumed += size
-        return draw
+    def entry(self, row: int) -> Entry:
+        """The trajectory in a row of the storage."""
+        rows = self.storage.rows
+        return Entry(number=rows.number[row], trajectory=self.storage.trajectory(row), uses=rows.uses[row])
 
     # ---- saving ----
 
     def save(self, path: Path) -> None:
-        """Writes contents, order and counters into the folder `path`, which must exist."""
-        prompts = [self._pools[key].prompt for key in self._pool_order]
+        """Writes contents, order and counters into the folder `path`, which must exist.
+
+        Files that an earlier `save` or `load` of this buffer knows of, in `path` or beside it, are linked
+        instead of written again. What an earlier save left in `path` stays readable until this one is whole.
+        """
+        from tba.buffer.files import Files
+
+        self._files = self._files or Files()
         state = {
-            "next_entry": self._next_entry,
-            "consumed": self.consumed,
-            "count": {name: dict(counter) for name, counter in self._count.items()},
-            "count_tokens": {name: dict(counter) for name, counter in self._count_tokens.items()},
+            "consumed": self.consumed, "ledger": self._ledger.state(),
+            "lengths": {name: list(column) for name, column in self._lengths.sums.items()},
         }
-        write_files(path, (entry for _, entry in self.entries()), prompts, state)
+        self._files.save(path, self.storage, self._prompts, state)
 
     def load(self, path: Path) -> ReplayBuffer:
         """Replaces the contents by those that `save` wrote into `path`, and returns the buffer.
@@ -288,14 +303,22 @@ class ReplayBuffer:
         Raises:
             ValueError: the files are of another schema version.
         """
-        state, prompts, entries = read_files(path)
-        self._entries, self._by_version, self._ready = {}, {}, {}
-        self._pools, self._pool_order, self._held_prompts = {}, [], 0
-        for prompt in prompts:
-            self._pool_of(prompt)
-        for prompt_id, entry in entries:
-            self._store(self._pools[prompt_id], entry)
-        self._next_entry, self.consumed = state["next_entry"], state["consumed"]
-        self._count = {name: Counter(count) for name, count in state["count"].items()}
-        self._count_tokens = {name: Counter(count) for name, count in state["count_tokens"].items()}
+        from tba.buffer.files import Files
+
+        self._empty()
+        self._files = Files()
+        state, prompts = self._files.load(path, self.storage)
+        self.consumed = state["consumed"]
+        self._ledger.restore(state["ledger"])
+        for tally, sums in ((self._prompts, prompts), (self._lengths, state["lengths"])):
+            for name, column in tally.sums.items():
+                column.extend(sums[name])
+        storage, held = self.storage, self.storage.rows.held().tolist()
+        if self._copies is not None:
+            self._copies.rebuild(held)
+        for row in held:
+            if self._counts is not None:
+                self._counts.add(storage.rows.digest[row])
+            if self._near is not None:
+                self._near.add(row, storage.rows.number[row], storage.rows.pool[row], storage.ids(row))
         return self

@@ -1,51 +1,108 @@
-"""Pure functions from a pool to draws, with the probability of each."""
+"""Pure functions from what a pool keeps to draws, with the probability of each."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
-from tba.buffer.entries import Entry
+from tba.buffer.trees import Ranks, Tree, find, log_add
+
+LARGEST = 1e290
+"""Logits beyond it are cut, so that sums of them stay finite."""
+
+HEAVY = 0.5
+"""Share of the mass drawn so far beyond which it is taken out of the trees instead of being drawn again."""
 
 
-def draw_uniform(entries: Sequence[Entry], size: int, rng: np.random.Generator) -> tuple[list[int], list[float]]:
-    """Places of `size` distinct entries, each set equally likely, and each one's probability to come first."""
-    places = rng.choice(len(entries), size=size, replace=False)
-    return [int(p) for p in places], [1.0 / len(entries)] * size
+def logit(reward: float, temperature: float) -> float:
+    """Reward in units of the temperature, cut to what can be summed."""
+    return min(max(reward / temperature, -LARGEST), LARGEST)
 
 
-def draw_by_reward(
-    entries: Sequence[Entry], size: int, rng: np.random.Generator, temperature: float
+def draw_uniform(count: int, size: int, rng: np.random.Generator) -> tuple[list[int], list[float]]:
+    """`size` distinct places of `count`, in every order equally likely, and each one's probability to come first."""
+    moved: dict[int, int] = {}
+    places: list[int] = []
+    for at, share in enumerate(rng.random(size).tolist()):
+        chosen = at + int(share * (count - at))
+        places.append(moved.get(chosen, chosen))
+        moved[chosen] = moved.get(at, at)
+    return places, [1.0 / count] * size
+
+
+def draw_weighted(
+    trees: Sequence[Tree], shifts: Sequence[float], size: int, rng: np.random.Generator
 ) -> tuple[list[int], list[float]]:
-    """Places drawn one after another without replacement, in proportion to exp(reward / temperature)."""
-    rewards = np.array([e.trajectory.reward for e in entries])
-    with np.errstate(over="ignore"):  # a reward that far below the best has no chance
-        logits = (rewards - rewards.max()) / temperature
-    weights = np.exp(logits)
-    probabilities = weights / weights.sum()
-    places = np.argsort(-(logits + rng.gumbel(size=len(entries))), kind="stable")[:size]
-    return [int(p) for p in places], [float(probabilities[p]) for p in places]
+    """Distinct places, one after another in proportion to sum_i exp(trees[i] + shifts[i]) among those left.
 
-
-def draw_prompt(numbers: list[int], drawn: set[int], rng: np.random.Generator) -> tuple[int, float]:
-    """One of the ascending `numbers` that is not in `drawn`, uniformly, and its probability; in
-    `drawn` from then on. Once all have been drawn, all may be drawn again.
+    The second list is each one's probability to come first. Drawing again what came before is refused as long
+    as it is unlikely; then what came is taken out of the trees until the draw is done.
     """
-    taken = sorted(place for number in drawn if (place := _place(numbers, number)) is not None)
-    if len(taken) == len(numbers):
-        drawn.difference_update(numbers)
-        taken = []
-    left = len(numbers) - len(taken)
-    place = int(rng.integers(left))
-    for other in taken:  # the place-th of those not taken
-        place += other <= place
-    drawn.add(numbers[place])
-    return numbers[place], 1.0 / left
+    total = reduce(log_add, (tree.root + shift for tree, shift in zip(trees, shifts, strict=True)))
+    places: list[int] = []
+    probabilities: list[float] = []
+    taken = 0.0
+    out: list[tuple[Tree, int, float]] = []
+    while len(places) < size:
+        if taken > HEAVY:
+            for place in places[len(out) // len(trees) :]:
+                for tree in trees:
+                    out.append((tree, place, tree[place]))
+                    tree.clear(place)
+        place = _one(trees, shifts, rng)
+        if place in places:
+            continue
+        weight = reduce(log_add, (tree[place] + shift for tree, shift in zip(trees, shifts, strict=True)))
+        places.append(place)
+        probabilities.append(math.exp(weight - total))
+        taken += probabilities[-1]
+    for tree, place, value in out:
+        tree.put(place, value)
+    return places, probabilities
 
 
-def _place(numbers: list[int], number: int) -> int | None:
-    """Where `number` is in the ascending `numbers`, or None."""
-    place = bisect.bisect_left(numbers, number)
-    return place if place < len(numbers) and numbers[place] == number else None
+def _one(trees: Sequence[Tree], shifts: Sequence[float], rng: np.random.Generator) -> int:
+    if len(trees) == 1:
+        return find(trees[0], rng.random())
+    masses = [tree.root + shift for tree, shift in zip(trees, shifts, strict=True)]
+    first = math.exp(masses[0] - log_add(masses[0], masses[1]))
+    return find(trees[0 if rng.random() < first else 1], rng.random())
+
+
+def advantage_shifts(logits: Tree, count: int) -> tuple[float, float]:
+    """Shifts that make exp(+logit) and exp(-logit) two halves of 2 cosh(logit - mean logit)."""
+    mean = logits.root / count
+    return -mean, mean
+
+
+def choose(shares: Mapping[str, float], rng: np.random.Generator) -> str:
+    """One of the names, in proportion to its share; at least one share is above zero."""
+    left = rng.random() * math.fsum(shares.values())
+    chosen = ""
+    for name, share in shares.items():
+        if share > 0:
+            chosen = name
+            left -= share
+            if left < 0:
+                break
+    return chosen
+
+
+def draw_prompt(eligible: Ranks, all_eligible: Sequence[Ranks], rng: np.random.Generator) -> tuple[int, float]:
+    """One member of `eligible` that was not drawn before, uniformly, and its probability; hidden from then on.
+
+    Once all of `eligible` have been drawn, all of them may be drawn again, also through the others.
+    """
+    if not eligible.left:
+        for number in list(eligible.hidden):
+            for ranks in all_eligible:
+                ranks.show(number)
+    chance = 1.0 / eligible.left
+    number = eligible.nth(int(rng.random() * eligible.left))
+    for ranks in all_eligible:
+        if number in ranks:
+            ranks.hide(number)
+    return number, chance

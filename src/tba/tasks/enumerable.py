@@ -13,17 +13,23 @@ from tba.records import Completion, Prompt
 from tba.settings import TaskSettings
 from tba.tasks.protocol import Encode
 
+FIRST_LETTER = 3
+"""Id of `a` in a vocabulary made from scratch: pad, bos and eos come first."""
+
 
 class Enumerable:
     """Prompts are words over `a`, `b`, ... of one length; a completion is any sequence of ids.
 
     One length, so that no prompt with the start of a completion reads like another prompt.
     Special ids may be sampled too and count as themselves, so that a mask taken from `== pad` shows.
-    The reward of every (prompt, ids) is a fixed normal draw of standard deviation `task.reward_scale`.
+    `task.kind` says what is rewarded. `random`: every (prompt, ids), by a fixed normal draw of standard deviation
+    `task.reward_scale`. Otherwise a few *modes* of each prompt, by `task.reward_scale` each, and nothing else:
+    one for `one_mode` and `sparse`, `task.modes` for `many_modes`. A mode has the greatest length, and its ids
+    are those of the letters in a vocabulary made from scratch.
     """
 
     def __init__(self, settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> None:
-        """Uses task.prompts, task.symbols, task.reward_scale and task.seed."""
+        """Uses task.kind, task.modes, task.prompts, task.symbols, task.reward_scale and task.seed."""
         del score_limit_s
         self.characters = string.ascii_lowercase[: settings.symbols]
         length = 1
@@ -32,6 +38,9 @@ class Enumerable:
         words = ("".join(letters) for letters in itertools.product(self.characters, repeat=length))
         self._words = list(itertools.islice(words, settings.prompts))
         self._seed, self._scale, self._limit = settings.seed, settings.reward_scale, max_new_tokens
+        self._is_random = settings.kind == "random"
+        count = settings.modes if settings.kind == "many_modes" else 1
+        self._modes = {} if self._is_random else {word: self._draw_modes(word, count) for word in self._words}
 
     def prompts(self, encode: Encode) -> Sequence[Prompt]:
         """One prompt per word."""
@@ -43,6 +52,8 @@ class Enumerable:
 
     def reward(self, prompt_id: str, tokens: Sequence[int]) -> float:
         """The fixed reward of a completion's ids."""
+        if not self._is_random:
+            return self._scale if tuple(tokens) in self._modes[prompt_id] else 0.0
         return random.Random(f"enumerable {self._seed} {prompt_id} {tuple(tokens)}").gauss(0.0, self._scale)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
@@ -52,6 +63,18 @@ class Enumerable:
     def gold(self, prompt: Prompt) -> None:
         """No completion has full marks: each has its own reward."""
         del prompt
+
+    def modes(self, prompt_id: str) -> frozenset[tuple[int, ...]]:
+        """The rewarded completions of a prompt; none for kind `random`, where each has its own reward."""
+        return self._modes.get(prompt_id, frozenset())
+
+    def _draw_modes(self, word: str, count: int) -> frozenset[tuple[int, ...]]:
+        """`count` distinct completions of letters only, as ids."""
+        letters = len(self.characters)
+        places = random.Random(f"modes {self._seed} {word}").sample(range(letters**self._limit), count)
+        return frozenset(
+            tuple(FIRST_LETTER + place // letters**at % letters for at in range(self._limit)) for place in places
+        )
 
     def completions(self, vocabulary: int, stop: int) -> list[tuple[int, ...]]:
         """Every completion: ids up to and with the stop token, or as many as the limit allows without it."""

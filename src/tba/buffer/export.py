@@ -1,0 +1,75 @@
+"""The trajectories of a buffer as rows for people and their tools: plain data, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tba.buffer.columns import utf8
+from tba.buffer.entries import Entry
+from tba.buffer.memory import ReplayBuffer
+from tba.records import Prompt
+
+SCHEMA = 1
+"""Version of an exported Parquet file's columns, kept in its metadata as `tba_schema`."""
+PER_PIECE = 10_000
+"""Rows turned into columns at a time."""
+ORDERS = ("reward", "age", "used")
+"""What `ordered` may sort by."""
+
+
+def ordered(
+    buffer: ReplayBuffer, most: int, *, top: str | None = None, prompt: str | None = None
+) -> list[tuple[Prompt, Entry]]:
+    """At most `most` trajectories, of one prompt or of all: the newest first, or those with the highest `top`."""
+    storage = buffer.storage
+    held = storage.rows.held()[::-1]
+    if prompt is not None:
+        pool = storage.by_id.get(prompt)
+        held = held[storage.rows.view("pool")[held] == (-1 if pool is None else pool.number)]
+    if top is not None:
+        worth = {"reward": ("reward", 1), "age": ("version", -1), "used": ("uses", 1)}[top]
+        held = held[np.argsort(-worth[1] * storage.rows.view(worth[0])[held], kind="stable")]
+    return [(storage.pools[storage.rows.pool[row]].prompt, buffer.entry(row)) for row in held[:most].tolist()]
+
+
+def rows_of(buffer: ReplayBuffer) -> Iterator[dict[str, Any]]:
+    """Every trajectory, oldest first, as plain data."""
+    for prompt, entry in buffer.entries():
+        trajectory, completion = entry.trajectory, entry.trajectory.completion
+        yield {
+            "number": entry.number, "prompt_id": prompt.id, "prompt": prompt.text, "completion": completion.text,
+            "tokens": list(completion.tokens), "reward": trajectory.reward,
+            "reward_parts": dict(trajectory.reward_parts), "logp": completion.logp,
+            "ref_logp": trajectory.ref_logp, "version": completion.version, "finish": completion.finish,
+            "uses": entry.uses,
+        }
+
+
+def write_parquet(buffer: ReplayBuffer, path: Path) -> None:
+    """Writes `rows_of` the buffer into a new file; parts of the reward as JSON.
+
+    Raises:
+        FileExistsError: there is such a file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {
+        "number": pa.int64(), "prompt_id": pa.string(), "prompt": pa.string(), "completion": pa.string(),
+        "tokens": pa.list_(pa.int32()), "reward": pa.float64(), "reward_parts": pa.string(), "logp": pa.float64(),
+        "ref_logp": pa.float64(), "version": pa.int32(), "finish": pa.string(), "uses": pa.int32(),
+    }
+    schema = pa.schema(list(kinds.items()), metadata={"tba_schema": str(SCHEMA)})
+    rows = rows_of(buffer)
+    with path.open("xb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        while piece := list(islice(rows, PER_PIECE)):
+            for row in piece:
+                row["reward_parts"] = json.dumps(row["reward_parts"])
+                row.update({name: utf8(row[name]) for name in ("prompt_id", "prompt", "completion")})
+            writer.write_table(pa.Table.from_pylist(piece, schema=schema))
