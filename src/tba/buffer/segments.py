@@ -98,6 +98,10 @@ class Ragged:
         end = self._starts[at + 1] if at + 1 < self._rows else self._used
         return self._values[self._starts[at] : end]
 
+    def values_of(self, at: int) -> tuple[Any, ...]:
+        """The list at a place."""
+        return tuple(self[at].tolist()) if self._starts else ()
+
     def length(self, at: int) -> int:
         """Of the list at a place."""
         if not self._starts:
@@ -190,19 +194,19 @@ class Segment:
     def trajectory(self, at: int, prompt_id: str, version: int, reward: float) -> Trajectory:
         """The trajectory at a place, as it was added; with equal log-probs if only their sum was kept."""
         lists, numbers = self.lists, self.numbers
-        tokens = tuple(lists["tokens"][at].tolist())
-        logps = tuple(lists["logps"][at].tolist())
+        tokens = lists["tokens"].values_of(at)
+        logps = lists["logps"].values_of(at)
         parts = lists["reward_parts"][at].tobytes()
         completion = Completion(
             tokens=tokens, text=lists["text"][at].tobytes().decode("utf-8", "surrogatepass"),
             logps=logps or (self.logp[at] / len(tokens),) * len(tokens), version=version,
-            finish=FINISHES[numbers["finish"][at]], behaviour_logps=tuple(lists["behaviour_logps"][at].tolist()),
-            token_versions=tuple(lists["token_versions"][at].tolist()),
+            finish=FINISHES[numbers["finish"][at]], behaviour_logps=lists["behaviour_logps"].values_of(at),
+            token_versions=lists["token_versions"].values_of(at),
         )
         return Trajectory(
             prompt_id=prompt_id, completion=completion, reward=reward, reward_parts=json.loads(parts) if parts else {},
             ref_logp=numbers["ref_logp"][at], ref_version=numbers["ref_version"][at],
-            ref_logps=tuple(lists["ref_logps"][at].tolist()),
+            ref_logps=lists["ref_logps"].values_of(at),
         )
 
     def bytes_of(self, at: int) -> int:
