@@ -73,7 +73,9 @@ class Ragged:
             if (narrow == values).all() or np.array_equal(narrow, values, equal_nan=True):
                 values = narrow
             else:
-                self._values = self._values.astype(np.float64)
+                wide = np.empty(len(self._values), np.float64)
+                wide[: self._used] = self.values  # what lies beyond was never written, and need not be a number
+                self._values = wide
         self._note(lengths)
         if self._used + len(values) > len(self._values):
             room = np.empty(max(1024, self._used + len(values), len(self._values) * 3 // 2), self._values.dtype)
