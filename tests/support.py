@@ -98,6 +98,11 @@ def table_policy(
     return load_policy("new-table", architecture=shape, characters=characters, seed=seed, temperature=temperature)
 
 
+def wide_table(seed: int, **options: Any) -> Policy:
+    """A table over more letters, of fewer places."""
+    return table_policy(seed, characters=LETTERS, positions=4, **options)
+
+
 def make_settings(**sections: Any) -> Settings:
     """Settings with some sections given as dictionaries; `async_` is `async`."""
     return Settings.model_validate({name.rstrip("_"): value for name, value in sections.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -316,12 +315,10 @@ def survives_kills(path: Path, times: int) -> None:
         assert loaded.ledger() == expected.ledger()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="kills by signal")
 def test_a_kill_in_the_middle_of_a_save_loses_nothing_that_was_saved(tmp_path: Path):
     survives_kills(tmp_path, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="kills by signal")
 def test_fifty_kills_lose_nothing_that_was_saved(tmp_path: Path):
     survives_kills(tmp_path, 50)

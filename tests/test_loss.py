@@ -16,7 +16,6 @@ import torch
 
 from makers import settings_with
 from support import (
-    LETTERS,
     STOP,
     llama_policy,
     make_draw,
@@ -27,6 +26,7 @@ from support import (
     random_draws,
     slow_logps,
     table_policy,
+    wide_table,
 )
 from tba import catalog
 from tba import metrics as m
@@ -151,7 +151,7 @@ def test_shares_of_cut_tokens_are_of_the_whole_batch(objective: dict[str, Any]) 
 
 
 def test_reference_log_probs_of_tokens_are_asked_for_in_words() -> None:
-    trainer = make_trainer(table_policy(1, characters=LETTERS, positions=4), {"name": "grpo"})
+    trainer = make_trainer(wide_table(1), {"name": "grpo"})
     with pytest.raises(ValueError, match="needs the reference log-prob of each token, which some trajectories lack"):
         trainer.step(collate(random_draws((3, 2)), max_tokens=99))
     make_trainer(trainer.policy, {"name": "grpo", "beta": 0.0}).step(collate(random_draws((3, 2)), max_tokens=99))
@@ -194,7 +194,7 @@ def test_a_bad_step_leaves_log_z_alone() -> None:
     prompt = make_prompt("bad")
     bad = make_draw(prompt, [make_trajectory("bad", (n, STOP), reward=n * 1e30) for n in (3, 5)])
     trainer = make_trainer(
-        table_policy(1, characters=LETTERS, positions=4), {"name": "trajectory_balance_learned_z"}
+        wide_table(1), {"name": "trajectory_balance_learned_z"}
     )
     trainer.step(collate([bad], max_tokens=99))
     assert (trainer.version, trainer._loss.learned_z.values) == (0, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 from makers import a_prompt, an_answer, settings_with
 from tba.processes import DepotProcess, Notice
@@ -48,3 +49,9 @@ def test_draws_are_made_in_the_order_of_their_steps_however_they_arrive():
         return made
 
     assert asyncio.run(journey()) == [5, 6]
+
+
+def test_a_depot_makes_room_only_in_a_process_of_its_own():
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    a_depot_process()
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from support import (
-    LETTERS,
     STOP,
     TEMPERATURE,
     llama_policy,
@@ -22,6 +21,7 @@ from support import (
     random_draws,
     slow_logps,
     table_policy,
+    wide_table,
 )
 from tba import assembly
 from tba import metrics as m
@@ -34,10 +34,6 @@ from tba.trainer import Trainer
 BETA = 0.37
 PROMPTS = [make_prompt("a", (1, 3)), make_prompt("b", (1, 4, 5))]
 COMPLETIONS = ((5, STOP), (6, 3, STOP), (7, STOP), (3, 3, 3, STOP))
-
-
-def wide_table(seed: int, **options: Any) -> Policy:
-    return table_policy(seed, characters=LETTERS, positions=4, **options)
 
 
 def filled(value: float) -> Policy:

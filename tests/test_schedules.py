@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support import LETTERS, make_settings, random_draws, table_policy
+from support import make_settings, random_draws, wide_table
 from tba import metrics as m
 from tba.batch import collate
 from tba.reading import check_settings
@@ -61,7 +61,7 @@ def make_trainer(seed: int = 1, **objective: Any) -> Trainer:
     settings = make_settings(
         objective={"beta": 0.4, **objective}, trainer={"learning_rate": 0.03, "clip_norm": None, "steps": 400}
     )
-    return Trainer(table_policy(seed, characters=LETTERS, positions=4).trainable_copy(), settings)
+    return Trainer(wide_table(seed).trainable_copy(), settings)
 
 
 BATCHES = [collate(random_draws((4, 3), seed=seed, longest=2), max_tokens=99) for seed in range(3)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from makers import a_completion, balances, settings_with
-from tba import assembly, cluster, simulation
+from tba import assembly
 from tba import metrics as m
 from tba.loop import lockstep
 from tba.simulation import Call, Clock, Fixed, Measured, Place, Recorded, Simulation
@@ -245,7 +245,3 @@ def test_the_benchmark_finds_a_frequent_reward_and_counts_completions() -> None:
     assert row["steady_s"] is None
     assert (row["first_by_budget"], row["steady_by_budget"], row["seeds"]) == (2, 1, 2)
     assert len(sparse.table([row], 1.0).splitlines()) == 3
-
-
-def test_draws_are_asked_for_as_far_ahead_as_the_driver_does() -> None:
-    assert simulation.AHEAD == cluster.LOOKAHEAD

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from support import (
-    LETTERS,
     STOP,
     llama_policy,
     make_draw,
@@ -24,7 +23,7 @@ from support import (
     make_trajectory,
     random_draws,
     slow_logps,
-    table_policy,
+    wide_table,
 )
 from tba import metrics as m
 from tba.batch import collate
@@ -36,10 +35,6 @@ from tba.weights import digest
 BETA = 0.37
 SIZES = (4, 2, 1, 3, 2)
 """Groups of a batch: unequal, and one that is too small to count."""
-
-
-def tiny_table(seed: int, **options: Any) -> Policy:
-    return table_policy(seed, characters=LETTERS, positions=4, **options)
 
 
 def make_trainer(policy: Policy, *, scale: str = "advantage", beta: float = BETA, **trainer: Any) -> Trainer:
@@ -122,7 +117,7 @@ def test_gradient_is_that_of_the_whole_batch(
 
 @pytest.mark.parametrize("cuts", [1, 10_000])
 def test_loss_in_halves_is_the_loss_e02(cuts: int) -> None:
-    policy = tiny_table(1, temperature=1.0)
+    policy = wide_table(1, temperature=1.0)
     prompt = make_prompt("p", (1, 3))
     pairs = [((1, 3), (4, STOP)), ((1, 3), (5, STOP))]
     refs = policy.sequence_logps(pairs)  # policy equal to reference
@@ -135,7 +130,7 @@ def test_loss_in_halves_is_the_loss_e02(cuts: int) -> None:
     assert found[m.LOSS] == pytest.approx(0.25, abs=1e-6)
     # A = (-1/2, 1/2), and without beta/2 twice that: two groups of the same two rows, (1, -1)/2 each
     table_rows = gradients(policy)["logits"]
-    whole = tiny_table(1, temperature=1.0)
+    whole = wide_table(1, temperature=1.0)
     make_trainer(whole, beta=1.0, scale="paper").step(collate(draws[:1], max_tokens=cuts))
     assert gap({"logits": table_rows}, gradients(whole)) < 1e-6
 
@@ -172,7 +167,7 @@ def test_flat_groups_are_counted_and_kept() -> None:
 
 
 def test_a_batch_without_groups_of_two_moves_nothing() -> None:
-    policy = tiny_table(1)
+    policy = wide_table(1)
     before = weights(policy)
     found = make_trainer(policy).step(collate(random_draws((1, 1)), max_tokens=7))
     assert (found[m.LOSS], found[m.GRAD_NORM], found[m.STEP], found[m.SKIPPED]) == (0.0, 0.0, 1, 0)
@@ -184,7 +179,7 @@ def test_a_batch_without_groups_of_two_moves_nothing() -> None:
 
 def test_two_steps_of_adamw_by_hand() -> None:
     rate, b1, b2, decay, clip = 0.03, 0.8, 0.9, 0.2, 0.05
-    policy = tiny_table(1)
+    policy = wide_table(1)
     trainer = make_trainer(
         policy, learning_rate=rate, adam_betas=(b1, b2), weight_decay=decay, clip_norm=clip, warmup_steps=2
     )
@@ -193,7 +188,7 @@ def test_two_steps_of_adamw_by_hand() -> None:
     theta = policy.model.logits.detach().double().clone()
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
     for step in (1, 2):
-        twin = tiny_table(9)
+        twin = wide_table(9)
         with torch.no_grad():
             twin.model.logits.copy_(theta)
         slow_loss(twin, draws).backward()
@@ -250,7 +245,7 @@ def test_beta_by_step(final: float | None, steps: int, betas: dict[int, float]) 
 
 
 def test_a_step_uses_the_beta_of_its_schedule() -> None:
-    policy = tiny_table(1)
+    policy = wide_table(1)
     settings = make_settings(objective={"beta": 2.0, "beta_final": BETA, "beta_steps": 1},
                              trainer={"learning_rate": 1e-9, "groups_per_step": 2, "steps": 4, "clip_norm": None})
     draws = random_draws((3, 2))
@@ -272,8 +267,8 @@ def bad_draws() -> list[Draw]:
 @pytest.mark.parametrize("max_tokens", [1, 999])
 def test_a_bad_step_is_skipped_counted_and_leaves_no_trace(max_tokens: int) -> None:
     good, bad = collate(random_draws((3, 2)), max_tokens=999), collate(bad_draws(), max_tokens=max_tokens)
-    policy = tiny_table(1)
-    trainer, twin = make_trainer(policy), make_trainer(tiny_table(1))
+    policy = wide_table(1)
+    trainer, twin = make_trainer(policy), make_trainer(wide_table(1))
     trainer.step(good)
     twin.step(good)
     before = weights(policy)
@@ -288,7 +283,7 @@ def test_a_bad_step_is_skipped_counted_and_leaves_no_trace(max_tokens: int) -> N
 
 
 def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
-    trainer = make_trainer(tiny_table(1), max_bad_steps=3)
+    trainer = make_trainer(wide_table(1), max_bad_steps=3)
     good, bad = collate(random_draws((2,)), max_tokens=999), collate(bad_draws(), max_tokens=999)
     for batch in (bad, bad, good, bad, bad):
         trainer.step(batch)
@@ -300,7 +295,7 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
 
 
 def test_age_is_measured_when_consumed() -> None:
-    policy = tiny_table(1)
+    policy = wide_table(1)
     trainer = make_trainer(policy)
     old = make_draw(make_prompt("p"), [make_trajectory("p", (n, STOP), version=0, reward=n / 9) for n in (3, 4, 5)])
     new = make_draw(make_prompt("q"), [make_trajectory("q", (n, STOP), version=2, reward=n / 9) for n in (3, 4)])
@@ -346,14 +341,14 @@ def test_metrics_of_what_was_consumed(max_tokens: int) -> None:
 
 def test_without_fresh_data_there_is_no_gap() -> None:
     draw = make_draw(make_prompt("p"), [make_trajectory("p", (n, STOP), version=4) for n in (3, 4)])
-    assert make_trainer(tiny_table(1)).step(collate([draw], max_tokens=99))[m.LOGP_GAP] is None
+    assert make_trainer(wide_table(1)).step(collate([draw], max_tokens=99))[m.LOGP_GAP] is None
 
 
 # ---- publishing, saving, loading ----------------------------------------------------------------
 
 
 def test_a_publication_is_a_copy_with_its_digest() -> None:
-    policy = tiny_table(1)
+    policy = wide_table(1)
     trainer, batch = make_trainer(policy), collate(random_draws((3,)), max_tokens=999)
     trainer.step(batch)
     published = trainer.publish(4)
@@ -364,7 +359,7 @@ def test_a_publication_is_a_copy_with_its_digest() -> None:
     assert trainer.publish(5).digest != published.digest
 
 
-@pytest.mark.parametrize("make", [tiny_table, llama_policy])
+@pytest.mark.parametrize("make", [wide_table, llama_policy])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_step_after_save_and_load_is_bit_identical(make: Any, steps: int, tmp_path: Path) -> None:
     options = {"schedule": "linear", "warmup_steps": 2, "weight_decay": 0.1}
@@ -384,7 +379,7 @@ def test_a_step_after_save_and_load_is_bit_identical(make: Any, steps: int, tmp_
 
 def test_bad_steps_in_a_row_survive_a_checkpoint(tmp_path: Path) -> None:
     bad = collate(bad_draws(), max_tokens=99)
-    trainer, resumed = make_trainer(tiny_table(1), max_bad_steps=2), make_trainer(tiny_table(2), max_bad_steps=2)
+    trainer, resumed = make_trainer(wide_table(1), max_bad_steps=2), make_trainer(wide_table(2), max_bad_steps=2)
     trainer.step(bad)
     trainer.save(tmp_path)
     resumed.load(tmp_path)

@@ -12,6 +12,8 @@ from tba.catalog import BUFFER_PRESETS, name_problems
 from tba.sections import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 Sampler = Literal["recent", "reward", "uniform", "advantage", "novelty"]
+Eviction = Literal["oldest", "lowest_reward", "most_used"]
+Dedup = Literal["exact", "near", "none"]
 
 
 class Course(Section):
@@ -38,7 +40,7 @@ class BufferSettings(Section):
     """Completion tokens held in total; no bound if null."""
     capacity_bytes: PositiveInt | None = None
     """Bytes held in total, as docs/buffer.md counts them; no bound if null."""
-    eviction: Literal["oldest", "lowest_reward", "most_used"] = "oldest"
+    eviction: Eviction = "oldest"
     """Which trajectory leaves when a capacity is exceeded; of equals, the oldest."""
     initial: NonNegativeInt = 0
     """Trajectories searched for before the first step."""
@@ -55,7 +57,7 @@ class BufferSettings(Section):
     move in a line: {from: 0.9, to: 0.5, steps: 200}."""
     reward_temperature: PositiveFloat = 1.0
     """Temperature of the reward and advantage samplers, in reward units."""
-    dedup: Literal["exact", "near", "none"] = "exact"
+    dedup: Dedup = "exact"
     """exact: a trajectory replaces copies of the same ids that earlier deliveries left. near: of two whose n-grams
     are `near_similarity` alike, the higher reward stays."""
     near_similarity: Annotated[float, Field(gt=0, le=1)] = 0.75

@@ -18,15 +18,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from tba import metrics as m
 from tba.assembly import Questions
-from tba.loop import Ask
+from tba.loop import LOOKAHEAD, Ask
 from tba.metrics import Say
 from tba.policy import Policy
-from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess, spare_collector
+from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess, settle
 from tba.settings import Settings
 from tba.weights import Weights
 
-LOOKAHEAD = 3
-"""Steps handed to the trainer before the first of them is done, so that it never waits for the driver."""
 POLL_S = 0.2
 """Seconds between looks at the searchers while a step is awaited."""
 BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -100,7 +98,7 @@ class Cluster:
         limit = max(self._limit, START_LIMIT_S)
         self._get(self._depot.ready.remote(), "the depot to start", limit)
         self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start", limit)
-        spare_collector()
+        settle()
 
     # ---- steps ----
 
@@ -214,7 +212,7 @@ class Cluster:
             both = self._trainer.weights.options(num_returns=2).remote()
             notice, tensors = (self._get(part, "the trainer's weights") for part in both)
         assert isinstance(notice, Notice)
-        return Weights(version=notice.version, round=notice.round, digest=notice.digest, tensors=tensors)
+        return notice.weights(tensors)
 
     def save(self, path: Path) -> None:
         """See `Journey.save`."""

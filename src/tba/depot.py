@@ -44,6 +44,14 @@ class Depot:
         while len(self._digests) > KEPT_DIGESTS:
             del self._digests[min(self._digests)]
 
+    def may_search(self, published: int) -> bool:
+        """Whether the next lease may go out when the weights for round `published` are the newest."""
+        return self.pace.may_search(self.leases.next_round, published)
+
+    def may_train(self, round_: int) -> bool:
+        """Whether the steps of round `round_` have the prompts delivered that they wait for."""
+        return self.pace.may_train(round_, self.leases.delivered)
+
     def take(self, round_: int) -> list[Lease]:
         """All leases of the rounds up to `round_` that are still to be handed out."""
         taken: list[Lease] = []

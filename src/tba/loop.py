@@ -45,6 +45,9 @@ def lockstep(
             free = time.perf_counter()
 
 
+LOOKAHEAD = 3
+"""Steps handed to an async trainer before the first of them is done, so that it never waits for the driver."""
+
 Ask = Literal["go", "hold", "stop"]
 """Whether the next round may start; `hold`: once everything before it has been consumed."""
 

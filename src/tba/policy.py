@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from tba.batch import Rows, make_rows
 from tba.catalog import FRESH, MODELS
 from tba.sections import LoraSettings
 from tba.settings import ArchitectureSettings, SettingsError
+
+V = TypeVar("V")
 
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 
@@ -83,14 +85,7 @@ class Policy:
 
         Equal pairs are computed once.
         """
-        keys = [(tuple(prompt), tuple(completion)) for prompt, completion in pairs]
-        distinct = list(dict.fromkeys(keys))
-        step = max(1, max_tokens // max(len(p) + len(c) for p, c in distinct))
-        found: list[float] = []
-        for at in range(0, len(distinct), step):
-            found += self.token_logps(make_rows(distinct[at : at + step])).sum(-1).tolist()
-        logp_of = dict(zip(distinct, found, strict=True))
-        return [logp_of[key] for key in keys]
+        return self._of_pairs(pairs, max_tokens, lambda rows, logps_NT: logps_NT.sum(-1).tolist())
 
     def load(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """Overwrites the weights; see `copy_in`."""
@@ -100,14 +95,28 @@ class Policy:
     def completion_logps(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int = 16_384
     ) -> list[tuple[float, ...]]:
-        """Log-prob of each completion id, nats, of (prompt ids, completion ids) pairs, without gradient."""
-        step = max(1, max_tokens // max(len(p) + len(c) for p, c in pairs))
-        found: list[tuple[float, ...]] = []
-        for at in range(0, len(pairs), step):
-            rows = make_rows(pairs[at : at + step])
-            logps_NT = self.token_logps(rows).cpu()
-            found += [tuple(logps[mask].tolist()) for logps, mask in zip(logps_NT, rows.completion_NT, strict=True)]
-        return found
+        """Log-prob of each completion id, nats, of (prompt ids, completion ids) pairs, without gradient.
+
+        Equal pairs are computed once.
+        """
+        return self._of_pairs(pairs, max_tokens, lambda rows, logps_NT: [
+            tuple(logps[mask].tolist()) for logps, mask in zip(logps_NT.cpu(), rows.completion_NT, strict=True)
+        ])
+
+    def _of_pairs(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], max_tokens: int,
+        value: Callable[[Rows, Tensor], list[V]],
+    ) -> list[V]:
+        """What `value` makes of the rows of `pairs` and their token log-probs, in pieces of `max_tokens`."""
+        keys = [(tuple(prompt), tuple(completion)) for prompt, completion in pairs]
+        distinct = list(dict.fromkeys(keys))
+        step = max(1, max_tokens // max(len(p) + len(c) for p, c in distinct))
+        found: list[V] = []
+        for at in range(0, len(distinct), step):
+            rows = make_rows(distinct[at : at + step])
+            found += value(rows, self.token_logps(rows))
+        value_of = dict(zip(distinct, found, strict=True))
+        return [value_of[key] for key in keys]
 
     def frozen_copy(self) -> Policy:
         """A copy of the policy as it is now, for use as reference or by an engine; adapters share their base."""

@@ -20,7 +20,7 @@ from tba.depot import Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
 from tba.settings import Settings
-from tba.weights import Weights, check_monotone
+from tba.weights import Tensors, Weights, check_monotone
 
 if TYPE_CHECKING:
     from tba.batch import Batch
@@ -38,6 +38,20 @@ class Notice:
     round: int
     digest: str
     ref_version: int = 0
+
+    @staticmethod
+    def of(weights: Weights) -> Notice:
+        """What is to be said of `weights`."""
+        return Notice(
+            version=weights.version, round=weights.round, digest=weights.digest, ref_version=weights.ref_version
+        )
+
+    def weights(self, tensors: Tensors, reference: Tensors | None = None) -> Weights:
+        """The publication with its tensors, and with its reference's where they are needed."""
+        return Weights(
+            version=self.version, round=self.round, digest=self.digest, tensors=tensors,
+            ref_version=self.ref_version, reference=reference,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +80,6 @@ class DepotProcess:
     def __init__(self, tree: dict[str, Any], prompts: Sequence[Prompt], resume_from: str | None) -> None:
         """`tree` is the resolved settings tree."""
         settings = check_settings(tree)
-        os.nice(YIELDS)
         self._depot = Depot(prompts, settings, lead=settings.async_.lead)
         self._batch_prompts = settings.search.batch_prompts
         self._max_tokens = settings.trainer.micro_batch_tokens
@@ -86,7 +99,7 @@ class DepotProcess:
     async def ready(self) -> int:
         """The run's attempt, once the depot is up."""
         use_threads(1)
-        spare_collector()
+        settle(nicer_by=YIELDS)
         return self._depot.attempt
 
     async def begin(self, step: int) -> None:
@@ -129,7 +142,7 @@ class DepotProcess:
 
     def _may_search(self) -> bool:
         newest, depot = self._newest, self._depot
-        return newest is not None and depot.pace.may_search(depot.leases.next_round, newest.round)
+        return newest is not None and depot.may_search(newest.round)
 
     async def deliver(self, searcher: str, groups: Sequence[Group], times: dict[str, float]) -> None:
         """Takes groups in."""
@@ -158,16 +171,13 @@ class DepotProcess:
         from tba.batch import collate
 
         async with self._changed:
-            await self._changed.wait_for(lambda: self._next_draw == step and self._may_train(round_))
+            await self._changed.wait_for(lambda: self._next_draw == step and self._depot.may_train(round_))
             draws, found = self._depot.draw(version)
             self._next_draw = step + 1
             self._changed.notify_all()
         started = time.perf_counter()
         batch = collate(draws, max_tokens=self._max_tokens)
         return batch, {**found, m.COLLATE_SECONDS: time.perf_counter() - started}
-
-    def _may_train(self, round_: int) -> bool:
-        return self._depot.pace.may_train(round_, self._depot.leases.delivered)
 
     async def missing(self, round_: int) -> str:
         """What a trainer that waits for `round_` still lacks, and who was heard of last."""
@@ -198,11 +208,12 @@ class DepotProcess:
             self._changed.notify_all()
 
 
-def spare_collector() -> None:
-    """Takes everything that is there now out of the garbage collector's sight.
+def settle(*, nicer_by: int = 0) -> None:
+    """Ends the start of a process: it makes room by `nicer_by`, and spares the garbage collector what is there now.
 
-    What the libraries hold after their import takes it 0.2 s a pass, in which the process stands still.
+    What the libraries hold after their import takes the collector 0.2 s a pass, in which the process stands still.
     """
+    os.nice(nicer_by)
     gc.collect()
     gc.freeze()
 
@@ -253,7 +264,7 @@ class TrainerProcess:
 
     def ready(self) -> tuple[int, int]:
         """(steps tried, version), once the trainer is up."""
-        spare_collector()
+        settle()
         return self._trainer.steps, self._trainer.version
 
     @ray.method(concurrency_group="feed")
@@ -302,15 +313,12 @@ class TrainerProcess:
         """
         weights = self._publication_of(round_).result(timeout=self._limit_s)
         del self._published[round_]
-        notice = Notice(
-            version=weights.version, round=round_, digest=weights.digest, ref_version=weights.ref_version
-        )
-        return notice, weights.tensors, weights.reference
+        return Notice.of(weights), weights.tensors, weights.reference
 
     def weights(self) -> tuple[Notice, Any]:
         """The weights as they are; only while no step is under way."""
         weights = self._trainer.publish(self._trainer.steps // self._sync)
-        return Notice(version=weights.version, round=weights.round, digest=weights.digest), weights.tensors
+        return Notice.of(weights), weights.tensors
 
     def begin(self) -> None:
         """Starts the clock of the next wait: at the start, and after a checkpoint, which is not waiting for data."""
@@ -338,7 +346,6 @@ class SearcherProcess:
         """`tree` is the resolved settings tree."""
         from tba import assembly
 
-        os.nice(YIELDS)
         settings, task, policy = start_process(tree, threads)
         self._searcher = assembly.make_searcher(settings, task, policy, name)
         self._searcher.warm_up(sorted(policy.stop_ids)[:1])
@@ -349,7 +356,7 @@ class SearcherProcess:
         The next leases are asked for before groups are handed over, which takes time on both sides; and groups
         are handed over only after those before them have arrived, so that they arrive in their order.
         """
-        spare_collector()
+        settle(nicer_by=YIELDS)
         held: Notice | None = None
         searcher = self._searcher
         asked: Any = depot.lease.remote(searcher.name)
@@ -364,10 +371,7 @@ class SearcherProcess:
                 held = orders.notice
                 (tensors,) = orders.tensors
                 is_new = held.ref_version != searcher.ref_version
-                searcher.adopt(
-                    Weights(version=held.version, round=held.round, digest=held.digest, tensors=ray.get(tensors),
-                            ref_version=held.ref_version, reference=ray.get(orders.reference[0]) if is_new else None)
-                )
+                searcher.adopt(held.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
             groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
             asked = depot.lease.remote(searcher.name)
             if delivered is not None:

@@ -18,15 +18,13 @@ from tba import metrics as m
 from tba.assembly import Questions, make_searcher
 from tba.batch import Batch, collate
 from tba.depot import Depot
+from tba.loop import LOOKAHEAD
 from tba.policy import Policy
 from tba.records import Group, Lease
 from tba.searcher import Searcher
 from tba.settings import Settings
 from tba.trainer import Trainer
 from tba.weights import MemoryStore, Weights
-
-AHEAD = 3
-"""Draws asked for at a time, that of the next step included; as the driver of `cluster` asks."""
 
 Costs = Callable[[str, Callable[[], Any]], tuple[Any, float]]
 """Does the work of the call that it is given the name of; returns the result, and the seconds it is to cost.
@@ -246,7 +244,7 @@ class Simulation:
             if place_in_round == 0:
                 weights = yield self._clock.ask(place, "publish", partial(trainer.publish, round_))
                 self._ask_depot("store", partial(self._take_weights, weights), by="trainer")
-            while len(drawn) < AHEAD:
+            while len(drawn) < LOOKAHEAD:
                 drawn.append(self._ask_draw(len(drawn)))
             batch, found = yield drawn.popleft()
             yield self._clock.ask(place, "step", partial(self._step, batch, found, round_))
@@ -281,14 +279,11 @@ class Simulation:
         round_ = (self.trainer.steps + ahead) // self._settings.trainer.sync_every
         return self._ask_depot(
             "draw", partial(self._draw, self.trainer.version + ahead), by="trainer",
-            may_start=partial(self._may_train, round_),
+            may_start=partial(self.depot.may_train, round_),
         )
 
     def _may_search(self) -> bool:
-        return self._published >= 0 and self.depot.pace.may_search(self.depot.leases.next_round, self._published)
-
-    def _may_train(self, round_: int) -> bool:
-        return self.depot.pace.may_train(round_, self.depot.leases.delivered)
+        return self._published >= 0 and self.depot.may_search(self._published)
 
     def _lease(self) -> tuple[list[Lease], Weights]:
         return self.depot.leases.take(self._settings.search.batch_prompts), self._store.latest()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
-SAMPLERS = ("recent", "reward", "uniform", "advantage", "novelty")
-EVICTIONS = ("oldest", "lowest_reward", "most_used")
-DEDUPS = ("exact", "near", "none")
+from tba.buffer_settings import Dedup, Eviction, Sampler
+
+SAMPLERS, EVICTIONS, DEDUPS = get_args(Sampler), get_args(Eviction), get_args(Dedup)
 
 Share = float | tuple[float, float, int]
 """A weight, or one that moves from the first to the second in a line over the steps 0 to the third."""
@@ -47,10 +47,9 @@ class Options:
         for name, known in (("eviction", EVICTIONS), ("dedup", DEDUPS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"buffer.{name} = {getattr(self, name)!r} is unknown; known: {', '.join(known)}.")
-        ends = [end for share in self.mix.values() for end in (share[:2] if isinstance(share, tuple) else (share,))]
-        starts = [share[0] if isinstance(share, tuple) else share for share in self.mix.values()]
-        finals = [share[1] if isinstance(share, tuple) else share for share in self.mix.values()]
-        if set(self.mix) - set(SAMPLERS) or min(ends, default=0) < 0 or not (sum(starts) > 0 and sum(finals) > 0):
+        ends = [share[:2] if isinstance(share, tuple) else (share, share) for share in self.mix.values()]
+        is_drawn = bool(ends) and all(min(at_end) >= 0 and sum(at_end) > 0 for at_end in zip(*ends, strict=True))
+        if set(self.mix) - set(SAMPLERS) or not is_drawn:
             raise ValueError(
                 f"buffer.mix = {dict(self.mix)} must give {', '.join(SAMPLERS)} shares >= 0, "
                 f"one of them > 0 at any step."

@@ -49,11 +49,11 @@ class Storage:
         self._keeps = {"keeps_logps": keeps_logps, "keeps_text": keeps_text}
         self._temperature = temperature
         names = dict.fromkeys(name for sampler in samplers for name in TREES.get(sampler, ()))
-        self.worst = None if eviction == "oldest" else Tree(self._worse(eviction), -1)
+        self._combine_worst = self._worse(eviction)
+        self.worst = None if eviction == "oldest" else Tree(self._combine_worst, -1)
         """Rows, of which the root is the first to evict; none where that is the oldest."""
         if self.worst is not None:
             names["worst"] = None
-            self._combine_worst = self._worse(eviction)
         self.trees = tuple(names)
 
     # ---- reading ----

@@ -37,6 +37,11 @@ def group_mean(value: Float[Tensor, " N"], group: Int[Tensor, " N"]) -> Float[Te
     return (total / size.to(value.dtype))[index]
 
 
+def centred(value: Float[Tensor, " N"], group: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Each row's distance from its group's mean of `value`."""
+    return value - group_mean(value, group)
+
+
 def group_size(group: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
     """Rows of each row's group."""
     index, size = dense(group)

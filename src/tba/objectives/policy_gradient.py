@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tba.objectives.groups import (
     Objective,
+    centred,
     check_positive,
     dense,
     found,
@@ -51,7 +52,7 @@ def reinforce(
     """
     log_ratio = logp - ref_logp
     value = (reward - beta * log_ratio).detach()
-    loss = -mean_over_groups((value - group_mean(value, group)) * logp, group)
+    loss = -mean_over_groups(centred(value, group) * logp, group)
     return found(loss, log_ratio, reward, group, beta)
 
 
@@ -77,7 +78,7 @@ def rloo(
     log_ratio = logp - ref_logp
     value = (reward - beta * log_ratio).detach()
     size = group_size(group).to(logp.dtype)
-    advantage = (value - group_mean(value, group)) * size / (size - 1).clamp(min=1)
+    advantage = centred(value, group) * size / (size - 1).clamp(min=1)
     return found(-mean_over_groups(advantage * logp, group), log_ratio, reward, group, beta)
 
 
@@ -113,7 +114,7 @@ def kimi_k15(
     """
     check_positive(beta, "the squared residual is divided by it")
     log_ratio = logp - ref_logp
-    gap = reward - group_mean(reward, group) - beta * log_ratio
+    gap = centred(reward, group) - beta * log_ratio
     loss = mean_over_groups(gap.square(), group) / (2 * beta)
     return found(loss, log_ratio, reward, group, beta)
 
@@ -163,7 +164,7 @@ def tba_prime(
     """
     log_ratio = logps.sum(-1) - ref_logp
     value = (reward - beta * log_ratio).detach()
-    advantage = (value - group_mean(value, group))[:, None]
+    advantage = centred(value, group)[:, None]
     if ratio == "off":
         return found(-(weight * advantage * logps).sum(), log_ratio, reward, group, beta)
     if ratio not in ("clamp", "cispo"):

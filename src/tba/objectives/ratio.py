@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tba.objectives.groups import STD_FLOOR, Objective, found, group_mean
+from tba.objectives.groups import STD_FLOOR, Objective, centred, found, group_mean
 
 Clip = tuple[float, float]
 """How far a ratio may be below and above 1."""
@@ -70,8 +70,7 @@ def dr_grpo(
 
     Differs from the source in that KL is optional (it has none: beta 0).
     """
-    advantage = reward - group_mean(reward, group)
-    return _clipped(advantage, logps, ref_logps, behaviour_logps, weight, reward, group, beta, clip)
+    return _clipped(centred(reward, group), logps, ref_logps, behaviour_logps, weight, reward, group, beta, clip)
 
 
 def ppo_clip(
@@ -98,7 +97,7 @@ def ppo_clip(
     the whole advantage (lambda = gamma = 1 without a value).
     """
     value = reward - beta * (behaviour_logps.sum(-1) - ref_logp)
-    term, cut = _surrogate(logps - behaviour_logps, value - group_mean(value, group), weight > 0, clip)
+    term, cut = _surrogate(logps - behaviour_logps, centred(value, group), weight > 0, clip)
     return found(-(weight * term).sum(), logps.sum(-1) - ref_logp, reward, group, beta, cut)
 
 
@@ -160,8 +159,8 @@ def gspo(
 
 def _deviation(reward: Float[Tensor, " N"], group: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Each reward's distance from its group's mean, in standard deviations."""
-    centred = reward - group_mean(reward, group)
-    return centred / (group_mean(centred.square(), group).sqrt() + STD_FLOOR)
+    distance = centred(reward, group)
+    return distance / (group_mean(distance.square(), group).sqrt() + STD_FLOOR)
 
 
 def _surrogate(
