@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import os
@@ -213,7 +214,13 @@ def settle(*, nicer_by: int = 0) -> None:
 
     What the libraries hold after their import takes the collector 0.2 s a pass, in which the process stands still.
     """
-    os.nice(nicer_by)
+    threads = Path("/proc/self/task")
+    if threads.is_dir():  # niceness is each thread's own here, and the caller may be one of several
+        for thread in map(int, os.listdir(threads)):
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nicer_by)
+    else:
+        os.nice(nicer_by)
     gc.collect()
     gc.freeze()
 
