@@ -70,7 +70,7 @@ OWNERS = {
     "vllm": ("engines/vllm.py",),
     "ray": ("cluster*", "processes*"),
     "datasets": ("tasks*", "trainer_api*"),
-    "pyarrow": ("buffer*", "storage*"),
+    "pyarrow": ("buffer*", "storage*", "recorder*"),
     "plotly": ("report*",),
     "jinja2": ("report*",),
     "typer": ("cli*",),
@@ -101,7 +101,7 @@ MACHINE = re.compile(
 """Folders of a machine and hosts of registries; the brackets keep these patterns from matching themselves."""
 TEXT_SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".html", ".json", ".css", ".js", ".j2", ""}
 
-RUN_FILES = {"config.yaml", "metrics.jsonl", "ledger.json", "report.html", "final/", "COMPLETE"}
+RUN_FILES = {"config.yaml", "metrics.jsonl", "ledger.json", "report.html", "final/", "steps/", "COMPLETE"}
 """Files of a run directory: named in prose, absent from the repository."""
 HEADER_WORDS = ("shows", "command", "hardware", "minutes", "expected")
 

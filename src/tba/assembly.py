@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tba.catalog import ENGINES, OBJECTIVES, make, reads
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
 from tba.policy import Policy, load_policy
+from tba.recorder import FOLDER, Recorder
 from tba.records import Completion, Prompt
 from tba.searcher import Searcher
 from tba.sections import RangeSettings
@@ -104,6 +106,17 @@ def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> 
         reference=policy.without_adapter() if is_fixed else policy.frozen_copy(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
         keeps_ref_logps="ref_logps" in reads(settings.objective),
+    )
+
+
+def make_recorder(settings: Settings, run_dir: Path | None) -> Recorder | None:
+    """What the trainer tells of its steps; None if that is switched off, or there is no run directory."""
+    trainer = settings.trainer
+    if run_dir is None or not trainer.record_every:
+        return None
+    return Recorder(
+        run_dir / FOLDER, every=trainer.record_every, max_mib=trainer.record_mib,
+        keeps_logps=settings.buffer.keep_logps,
     )
 
 

@@ -166,10 +166,32 @@ def buffer_export(
     jobs.export(jobs.buffer_of(run), file)
 
 
+@buffer_app.command("replay")
+def buffer_replay(
+    run: RunPath,
+    step: Annotated[int, typer.Option("--step", help="A recorded step.")],
+    objective: Annotated[str | None, typer.Option("--objective", help="Also under this objective.")] = None,
+    top: Annotated[int, typer.Option("--top", help="Groups shown, the largest residuals first.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Compute a past step again from what was recorded of it, and compare with what was logged."""
+    settings = jobs.settings_of(run)
+    from tba import replay
+
+    found = replay.replay(run, settings, step, objective)
+    _print_table(replay.summary_of(found), to_stderr=as_json)
+    for group in replay.groups_of(found)[:top]:
+        print(visible(replay.line_of(group)), file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(finite(replay.plain(found, top)), allow_nan=False))
+    if not found.is_same:
+        raise typer.Exit(FAILED)
+
+
 @app.command("buffer", context_settings={"ignore_unknown_options": True}, add_help_option=False)
 def look_into_buffer(words: Words = None) -> None:
-    """Look into a run's buffer: stats, show, export."""
-    buffer_app(args=words or ["--help"], standalone_mode=False, prog_name="tba buffer")
+    """Look into a run's buffer: stats, show, export, replay."""
+    raise typer.Exit(buffer_app(args=words or ["--help"], standalone_mode=False, prog_name="tba buffer") or DONE)
 
 
 @app.command()

@@ -56,7 +56,7 @@ class SearcherState:
 class Cluster:
     """The driver's side: hands steps to the trainer, owns the published weights, looks after searchers."""
 
-    def __init__(self, settings: Settings, resume_from: Path | None, say: Say) -> None:
+    def __init__(self, settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> None:
         """Starts Ray, and the trainer's and the searchers' processes; `start` adds the depot."""
         self._settings, self._say = settings, say
         self._resume_from = None if resume_from is None else str(resume_from.resolve())
@@ -75,7 +75,8 @@ class Cluster:
                 logging_level=logging.ERROR, _temp_dir=self._temp,
             )
             self._trainer: Any = self._spawn(
-                TrainerProcess, self._tree, self._threads, self._resume_from, groups={"feed": 1, "publish": 1}
+                TrainerProcess, self._tree, self._threads, self._resume_from, str(run_dir.resolve()),
+                groups={"feed": 1, "publish": 1},
             )
             self._searchers = [SearcherState(name=f"searcher-{i}") for i in range(settings.search.searchers)]
             for state in self._searchers:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tba import metrics as m
-from tba.assembly import Questions, make_searcher
+from tba.assembly import Questions, make_recorder, make_searcher
 from tba.batch import collate
 from tba.depot import Depot
 from tba.policy import Policy
+from tba.recorder import Source
 from tba.searcher import Searcher
 from tba.settings import Settings, TrainerSettings
 from tba.trainer import Trainer
@@ -38,7 +39,7 @@ def lockstep(
             waited = time.perf_counter()
             batch = collate(draws, max_tokens=settings.micro_batch_tokens)            # group -> batch
             collated = time.perf_counter()
-            step = trainer.step(batch)                                                # loss -> new version
+            step = trainer.step(batch, [Source.of(draw) for draw in draws])           # loss -> new version
             yield {
                 **step, **drawn, m.ROUND: round_, m.WAIT_SECONDS: waited - free, m.COLLATE_SECONDS: collated - waited
             }
@@ -91,16 +92,16 @@ class Journey(Protocol):
 class Lockstep:
     """The journey in this process."""
 
-    def __init__(self, resume_from: Path | None) -> None:
-        """`resume_from` is a complete checkpoint folder; None starts afresh."""
-        self._resume_from = resume_from
+    def __init__(self, resume_from: Path | None, run_dir: Path | None = None) -> None:
+        """`resume_from` is a complete checkpoint folder; None starts afresh. Without `run_dir` no step is recorded."""
+        self._resume_from, self._run_dir = resume_from, run_dir
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
         """See `Journey.start`."""
         self._settings = settings
         self._searcher = make_searcher(settings, questions.task, policy, "searcher-0")
         self._depot = Depot(questions.training, settings, lead=None)
-        self._trainer = Trainer(policy.trainable_copy(), settings)
+        self._trainer = Trainer(policy.trainable_copy(), settings, make_recorder(settings, self._run_dir))
         if self._resume_from is not None:
             self._trainer.load(self._resume_from)
             self._depot.load(self._resume_from)

@@ -36,6 +36,10 @@ class LearnedZ:
         """log Z of each row."""
         return torch.tensor([self.values.get(self._key(prompt), 0.0) for prompt in prompt_ids])
 
+    def put(self, prompt_ids: Sequence[str], log_z: Sequence[float]) -> None:
+        """Sets what `of` gives for these rows, as it was at another time."""
+        self.values |= {self._key(prompt): value for prompt, value in zip(prompt_ids, log_z, strict=True)}
+
     def learn(self, prompt_ids: Sequence[str], group: Sequence[int], residual: Sequence[float]) -> None:
         """Moves log Z by the residuals of one batch's rows: the mean over its groups of two or more of their means."""
         rows: dict[tuple[str, int], list[float]] = {}

@@ -25,6 +25,7 @@ from tba.weights import Tensors, Weights, check_monotone
 
 if TYPE_CHECKING:
     from tba.batch import Batch
+    from tba.recorder import Source
 
 
 YIELDS = 4
@@ -164,12 +165,13 @@ class DepotProcess:
             self._changed.notify_all()
             return len(lost), self._delivered.pop(searcher, 0)
 
-    async def draw(self, step: int, round_: int, version: int) -> tuple[Batch, dict[str, Any]]:
-        """The batch of `step`, once its round has its data and earlier steps have theirs.
+    async def draw(self, step: int, round_: int, version: int) -> tuple[Batch, dict[str, Any], list[Source]]:
+        """The batch of `step` and its groups' sources, once its round has its data and earlier steps have theirs.
 
         Batches are made here: as tensors they take the trainer no time to receive.
         """
         from tba.batch import collate
+        from tba.recorder import Source
 
         async with self._changed:
             await self._changed.wait_for(lambda: self._next_draw == step and self._depot.may_train(round_))
@@ -178,7 +180,8 @@ class DepotProcess:
             self._changed.notify_all()
         started = time.perf_counter()
         batch = collate(draws, max_tokens=self._max_tokens)
-        return batch, {**found, m.COLLATE_SECONDS: time.perf_counter() - started}
+        found = {**found, m.COLLATE_SECONDS: time.perf_counter() - started}
+        return batch, found, [Source.of(draw) for draw in draws]
 
     async def missing(self, round_: int) -> str:
         """What a trainer that waits for `round_` still lacks, and who was heard of last."""
@@ -251,12 +254,13 @@ class TrainerProcess:
     produces: metrics, and weights as return values, which the driver owns
     """
 
-    def __init__(self, tree: dict[str, Any], threads: int, resume_from: str | None) -> None:
+    def __init__(self, tree: dict[str, Any], threads: int, resume_from: str | None, run_dir: str) -> None:
         """`tree` is the resolved settings tree."""
+        from tba.assembly import make_recorder
         from tba.trainer import Trainer
 
         settings, _, policy = start_process(tree, threads)
-        self._trainer = Trainer(policy.trainable_copy(), settings)
+        self._trainer = Trainer(policy.trainable_copy(), settings, make_recorder(settings, Path(run_dir)))
         self._sync = settings.trainer.sync_every
         self._limit_s = settings.async_.wait_limit_s
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
@@ -275,16 +279,16 @@ class TrainerProcess:
         return self._trainer.steps, self._trainer.version
 
     @ray.method(concurrency_group="feed")
-    def feed(self, step: int, drawn: tuple[Batch, dict[str, Any]]) -> None:
+    def feed(self, step: int, drawn: tuple[Batch, dict[str, Any], list[Source]]) -> None:
         """Takes the batch of a later step; calls come in the order of the steps."""
         self._steps[step] = self._thread.submit(self._train, step, *drawn)
 
-    def _train(self, step: int, batch: Batch, found: dict[str, Any]) -> dict[str, Any]:
+    def _train(self, step: int, batch: Batch, found: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
         """One step, and the publication after it if it ends a round."""
         started = time.perf_counter()
         assert step == self._trainer.steps + 1, f"step {self._trainer.steps + 1} was fed the batch of step {step}"
         record = {
-            **self._trainer.step(batch), **found, m.ROUND: (step - 1) // self._sync,
+            **self._trainer.step(batch, sources), **found, m.ROUND: (step - 1) // self._sync,
             m.WAIT_SECONDS: started - self._free, m.PUBLISH_SECONDS: self._publish_s,
         }
         self._publish_s = 0.0

@@ -92,7 +92,7 @@ class Run:
         self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": "", "beta": None}
         if resume_from is not None:
             self._facts |= checkpoint.facts_of(resume_from)
-        self._journey: Journey = make_journey(settings, resume_from, say)
+        self._journey: Journey = make_journey(settings, resume_from, say, directory.path)
         try:
             self._prepare()
         except BaseException:
@@ -292,13 +292,13 @@ class Run:
         return m.finite(summary)
 
 
-def make_journey(settings: Settings, resume_from: Path | None, say: Say) -> Journey:
+def make_journey(settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> Journey:
     """The journey of the settings' mode, its processes on their way up."""
     if settings.mode == "async":
         from tba.cluster import Cluster
 
-        return Cluster(settings, resume_from, say)
-    return Lockstep(resume_from)
+        return Cluster(settings, resume_from, say, run_dir)
+    return Lockstep(resume_from, run_dir)
 
 
 def resumed(path: Path, settings: Settings, say: Say) -> Run:

@@ -158,6 +158,10 @@ class TrainerSettings(Section):
     """Padded tokens that one forward pass may hold."""
     max_bad_steps: PositiveInt = 5
     """Steps in a row with a non-finite loss or gradient after which the run stops."""
+    record_every: NonNegativeInt = 10
+    """Steps between two that `tba buffer replay` can compute again; those skipped always can be. 0: none."""
+    record_mib: PositiveInt = 256
+    """MiB of recorded steps kept; beyond, the oldest go."""
 
 
 class AsyncSettings(Section):

@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tba import metrics as m
 from tba.batch import Batch, MicroBatch
 from tba.loss import Loss, widened
 from tba.policy import Policy, copy_out, named_tensors
+from tba.recorder import Entered, Recorder, Source
 from tba.reference import MovingReference
 from tba.schedules import KlControl, Schedules
 from tba.settings import Settings
@@ -34,10 +36,14 @@ class TrainingFailedError(RuntimeError):
 class Trainer:
     """Owns the policy's master weights and the optimizer."""
 
-    def __init__(self, policy: Policy, settings: Settings) -> None:
-        """Trains `policy` in place, with the settings' objective, optimizer and schedules."""
+    def __init__(self, policy: Policy, settings: Settings, recorder: Recorder | None = None) -> None:
+        """Trains `policy` in place, with the settings' objective, optimizer and schedules.
+
+        `recorder` is told what entered the losses.
+        """
         trainer, objective = settings.trainer, settings.objective
-        self.policy = policy
+        self.policy, self._recorder = policy, recorder
+        self._sync_every = trainer.sync_every
         self.version = 0
         """Optimizer steps that the weights have had."""
         self.steps = 0
@@ -62,8 +68,8 @@ class Trainer:
             weight_decay=trainer.weight_decay, fused=True,
         )
 
-    def step(self, batch: Batch) -> dict[str, Any]:
-        """One optimizer step on `batch`; returns its metrics.
+    def step(self, batch: Batch, sources: Sequence[Source] = ()) -> dict[str, Any]:
+        """One optimizer step on `batch`, whose groups come from `sources`; returns its metrics.
 
         The gradient is that of the mean over the batch's groups, whatever the micro-batches. A step whose
         loss or gradient is not finite leaves the weights alone and is counted.
@@ -86,6 +92,7 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), limit))
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         self.steps = step
+        record_s = self._record(parts, sources, {"beta": beta, "loss": loss}, is_finite=is_finite)
         if is_finite:
             self._optimizer.step()
             self._loss.learn(parts)
@@ -100,8 +107,27 @@ class Trainer:
             m.STEP: step, m.VERSION: self.version, m.LOSS: loss, m.GRAD_NORM: norm, m.LEARNING_RATE: rate,
             m.BETA: beta, m.SKIPPED: self.steps - self.version, **consumed,
             m.REF_VERSION: ref_version, m.RESCORED: rescored.count, m.RESCORE_SECONDS: rescored.seconds,
+            m.RECORD_SECONDS: record_s, m.RECORDS_LOST: 0 if self._recorder is None else self._recorder.lost,
             m.STEP_SECONDS: time.perf_counter() - started,
         }
+
+    def _record(
+        self, parts: Sequence[dict[str, Any]], sources: Sequence[Source], facts: dict[str, float], *, is_finite: bool
+    ) -> float:
+        """Records the step if it is due, or if it is to be skipped; returns the seconds that took."""
+        recorder, started = self._recorder, time.perf_counter()
+        if recorder is None or (is_finite and not recorder.is_due(self.steps)):
+            return 0.0
+        is_learned = self._loss.learned_z is not None
+        entered = [
+            Entered(micro=part["micro"], logps_NT=part["logps_NT"], log_z_N=part["log_z_N"] if is_learned else None)
+            for part in parts
+        ]
+        place = {"round": (self.steps - 1) // self._sync_every, "policy_version": self.version}
+        recorder.add(self.steps, entered, sources, {**place, **facts})
+        if not is_finite:
+            recorder.flush()
+        return time.perf_counter() - started
 
     def _after(self, kl: float) -> None:
         """What follows an optimizer step: the next step's beta, and the reference if it is due to move."""
@@ -130,7 +156,8 @@ class Trainer:
                     logps_RT = self.policy.token_logps(rows)
                     (logps_RT * slope_RT[:, : logps_RT.shape[1]]).sum().backward()
         return {
-            "loss": float(loss.detach()), "micro": micro, "logp_N": logps_NT.detach().sum(-1).cpu(),
+            "loss": float(loss.detach()), "micro": micro, "logps_NT": logps_NT.detach(),
+            "logp_N": logps_NT.detach().sum(-1).cpu(),
             "residual_N": found.residual.cpu(), "log_z_N": found.log_z.cpu(),
             "cut": None if found.cut is None else int(found.cut.sum()),
         }
@@ -154,7 +181,12 @@ class Trainer:
     # ---- saving ----
 
     def save(self, path: Path) -> None:
-        """Writes weights, optimizer moments, a moving reference and counters into the folder `path`."""
+        """Writes weights, optimizer moments, a moving reference and counters into the folder `path`.
+
+        What is recorded of the steps so far is on disk afterwards.
+        """
+        if self._recorder is not None:
+            self._recorder.flush()
         found = {f"weights.{name}": tensor.detach() for name, tensor in named_tensors(self.policy.model).items()}
         found |= {f"reference.{name}": tensor.detach() for name, tensor in self._reference.state().items()}
         for name, parameter in self._parameters.items():
@@ -190,6 +222,8 @@ class Trainer:
         self._bad_in_a_row = counters["bad_in_a_row"]
         if self._loss.learned_z is not None:
             self._loss.learned_z.values = counters["log_z"]
+        if self._recorder is not None:
+            self._recorder.rewind(self.steps)
 
 
 def _consumed(batch: Batch, parts: list[dict[str, Any]], version: int) -> dict[str, Any]:

@@ -1,0 +1,283 @@
+"""What entered the loss of past steps, as Parquet, so that it can be computed again."""
+
+# Shape legend: N trajectories of a micro-batch, U distinct ones among them, T positions.
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tba.batch import MicroBatch, Rows
+from tba.buffer.columns import utf8
+from tba.buffer.entries import Draw
+from tba.loss import completion_mask, widened
+
+SCHEMA = 1
+"""Version of the files' columns, kept in their metadata as `tba_schema`."""
+FILES = 64
+"""Files that the bound on their size is divided by."""
+TOGETHER = 8
+"""Recorded steps that are written at a time, if no checkpoint comes before."""
+FOLDER = "steps"
+"""Where the files are, in a run directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a group of a batch comes from, for people."""
+
+    text: str
+    """The prompt as text."""
+    sampler: str
+    """Which of the buffer's samplers drew the group."""
+    numbers: tuple[int, ...]
+    """[K] what names its trajectories in the buffer's files."""
+
+    @staticmethod
+    def of(draw: Draw) -> Source:
+        """That of a draw; the number of a group is the place of its draw."""
+        return Source(text=draw.prompt.text, sampler=draw.sampler, numbers=draw.numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """What entered the loss of one micro-batch."""
+
+    micro: MicroBatch
+    """Reference log-probs are those that the loss saw: of the newest reference."""
+    logps_NT: Tensor
+    """Policy's log-prob of each target before the step, nats, zero outside completions."""
+    log_z_N: Tensor | None
+    """Nats; None unless learned."""
+
+
+class Recorder:
+    """Keeps the newest recorded steps of a run in few files of Parquet, one row a trajectory.
+
+    Each file holds the steps from that in its name to that before the next file's. The newest is written again, in
+    one move, whenever steps come to it, until it has its share of the bound; then another is begun.
+    """
+
+    def __init__(self, folder: Path, *, every: int, max_mib: int, keeps_logps: bool) -> None:
+        """Records each `every`-th step into `folder`; beyond `max_mib` the oldest file goes.
+
+        `keeps_logps`: whether the buffer keeps the log-prob of each token, so that behaviour log-probs are known.
+        """
+        import pyarrow.parquet  # noqa: F401  (now, so that no step pays for it)
+
+        self._folder, self._every, self._keeps_logps = folder, every, keeps_logps
+        self._most = max_mib * 2**20
+        self._first = 0
+        self._open: list[Any] = []
+        self._unwritten = 0
+        self.lost = 0
+        """Steps that could not be written, the disk being full."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is to be recorded whatever its loss."""
+        return step % self._every == 0
+
+    def add(
+        self, step: int, entered: Sequence[Entered], sources: Sequence[Source], facts: Mapping[str, float]
+    ) -> None:
+        """Records a step; `facts` are its `round`, `policy_version`, `beta` and `loss`."""
+        import pyarrow as pa
+
+        if not self._open:
+            self._first = step
+        parts = [
+            pa.table(_columns(one, place, sources, self._keeps_logps), schema=_schema_of_rows())
+            for place, one in enumerate(entered)
+        ]
+        table = pa.concat_tables(parts)
+        for place, (name, value) in enumerate({"step": step, **facts}.items()):
+            kind = _facts()[name]
+            table = table.add_column(place, pa.field(name, kind), pa.repeat(pa.scalar(value, kind), len(table)))
+        self._open.append(table)
+        self._unwritten += 1
+        if self._unwritten == TOGETHER or sum(t.nbytes for t in self._open[-self._unwritten :]) >= self._share:
+            self.flush()
+
+    @property
+    def _share(self) -> int:
+        return self._most // FILES
+
+    def flush(self) -> None:
+        """Writes what is not written yet. If that fails the steps are counted as lost: training goes on."""
+        if not self._unwritten:
+            return
+        try:
+            size = self._write()
+        except OSError:
+            self.lost += self._unwritten
+            del self._open[-self._unwritten :]
+            size = 0
+        self._unwritten = 0
+        if size >= self._share:
+            self._open = []
+        sizes = {file: file.stat().st_size for file in _files(self._folder)}
+        for file in [*sizes][:-1]:
+            if sum(sizes.values()) > self._most:
+                del sizes[file]
+                file.unlink()
+
+    def _write(self) -> int:
+        """Puts the newest file in place, whole or not at all; returns its bytes."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.concat_tables(self._open).replace_schema_metadata({"tba_schema": str(SCHEMA)})
+        repeated = [field.name for field in table.schema if not pa.types.is_list(field.type)]
+        partial = self._folder / ".partial"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with partial.open("wb") as file:
+                pq.write_table(table, file, compression="zstd", use_dictionary=repeated)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self._folder / f"steps-{self._first:09d}.parquet")
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        return (self._folder / f"steps-{self._first:09d}.parquet").stat().st_size
+
+    def rewind(self, step: int) -> None:
+        """Forgets the steps after `step`: the resumed run records what really happens."""
+        import pyarrow.compute as pc
+
+        self._open, self._unwritten = [], 0
+        for file in _files(self._folder):
+            if _first_of(file) > step:
+                file.unlink()
+        for file in _files(self._folder)[-1:]:
+            table = _read(file)
+            kept = table.filter(pc.less_equal(table["step"], step))  # pyright: ignore
+            if kept.num_rows < table.num_rows or file.stat().st_size < self._share:
+                self._first, self._open = _first_of(file), [kept]
+            if kept.num_rows < table.num_rows:
+                self._unwritten = 1
+                self.flush()
+
+
+# ---- columns ----------------------------------------------------------------------------------------
+
+
+def _facts() -> dict[str, Any]:
+    import pyarrow as pa
+
+    return {
+        "step": pa.int64(), "round": pa.int64(), "policy_version": pa.int64(), "beta": pa.float64(),
+        "loss": pa.float64(),
+    }
+
+
+def _schema_of_rows() -> Any:
+    import pyarrow as pa
+
+    ids, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
+    return pa.schema([
+        ("micro_batch", pa.int32()), ("group", pa.int32()), ("prompt_id", pa.string()), ("prompt", pa.string()),
+        ("sampler", pa.string()), ("number", pa.int64()), ("version", pa.int64()), ("reward", pa.float32()),
+        ("searcher_logp", pa.float32()), ("ref_logp", pa.float32()), ("ref_version", pa.int64()),
+        ("log_z", pa.float32()), ("prompt_tokens", ids), ("tokens", ids), ("logps", floats),
+        ("behaviour_logps", floats), ("ref_logps", floats),
+    ])
+
+
+def _columns(one: Entered, place: int, sources: Sequence[Source], keeps_logps: bool) -> dict[str, Any]:
+    """A micro-batch's rows, by column; those of a group in the order of its draw."""
+    import pyarrow as pa
+
+    micro, count = one.micro, len(one.micro.group_N)
+    groups: list[int] = micro.group_N.tolist()
+    seen: dict[int, int] = {}
+    numbers: list[int | None] = []
+    for group in groups:
+        own = sources[group].numbers if sources else ()
+        at = seen.get(group, 0)
+        numbers.append(own[at] if at < len(own) else None)
+        seen[group] = at + 1
+    mask_NT = completion_mask(micro)
+    target_NT = _wide(micro, [rows.target_NT for rows in micro.rows])
+    prompt_NT = _wide(micro, [_prompt_mask(rows) for rows in micro.rows])
+    input_NT = _wide(micro, [rows.input_NT for rows in micro.rows])
+    return {
+        "micro_batch": np.full(count, place), "group": groups, "prompt_id": [utf8(i) for i in micro.prompt_ids],
+        "prompt": [utf8(sources[group].text) if sources else None for group in groups],
+        "sampler": [sources[group].sampler if sources else None for group in groups],
+        "number": numbers, "version": micro.version_N.numpy(), "reward": micro.reward_N.numpy(),
+        "searcher_logp": micro.searcher_logp_N.numpy(), "ref_logp": micro.ref_logp_N.numpy(),
+        "ref_version": micro.ref_version_N.numpy(),
+        "log_z": pa.nulls(count, pa.float32()) if one.log_z_N is None else one.log_z_N.numpy(),
+        "prompt_tokens": _lists(input_NT.int(), prompt_NT), "tokens": _lists(target_NT.int(), mask_NT),
+        "logps": _lists(one.logps_NT.cpu(), mask_NT),
+        "behaviour_logps": _lists(micro.behaviour_logps_NT if keeps_logps else None, mask_NT),
+        "ref_logps": _lists(micro.ref_logps_NT, mask_NT),
+    }
+
+
+def _wide(micro: MicroBatch, pieces: Sequence[Tensor]) -> Tensor:
+    return widened(pieces)[micro.row_N]
+
+
+def _prompt_mask(rows: Rows) -> Tensor:
+    """Places of `input_NT` that hold a prompt's id: those up to the one that predicts the first completion id."""
+    start_N1 = rows.completion_NT.int().argmax(1, keepdim=True)
+    return torch.arange(rows.input_NT.shape[1]) <= start_N1
+
+
+def _lists(value_NT: Tensor | None, mask_NT: Tensor) -> Any:
+    """One list a row, of the values where the mask is set; null for each if there are no values."""
+    import pyarrow as pa
+
+    if value_NT is None:
+        return pa.nulls(len(mask_NT), pa.list_(pa.float32()))
+    ends = np.concatenate([[0], mask_NT.sum(1).cumsum(0).numpy()]).astype(np.int32)
+    return pa.ListArray.from_arrays(ends, pa.array(value_NT[mask_NT].numpy()))
+
+
+# ---- reading ----------------------------------------------------------------------------------------
+
+
+def recorded_steps(run: Path) -> list[int]:
+    """The steps that the files of a run directory hold, in order."""
+    import pyarrow.parquet as pq
+
+    found = {step for file in _files(run / FOLDER)
+             for step in pq.read_table(file, columns=["step"])["step"].unique().to_pylist()}
+    return sorted(found)
+
+
+def rows_of_step(run: Path, step: int) -> list[dict[str, Any]]:
+    """What was recorded of a step, one dictionary a trajectory; empty if it was not recorded."""
+    import pyarrow.compute as pc
+
+    files = [file for file in _files(run / FOLDER) if _first_of(file) <= step]
+    if not files:
+        return []
+    table = _read(files[-1])
+    return table.filter(pc.equal(table["step"], step)).to_pylist()  # pyright: ignore
+
+
+def _files(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.glob("steps-*.parquet"), key=_first_of)
+
+
+def _first_of(file: Path) -> int:
+    return int(file.stem.removeprefix("steps-"))
+
+
+def _read(file: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(file)
