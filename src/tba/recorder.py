@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from tba.loss import completion_mask, widened
 SCHEMA = 1
 """Version of the files' columns, kept in their metadata as `tba_schema`."""
 FILES = 64
-"""Files that the bound on their size is divided by."""
+"""Files kept, at most; each holds its part of the bound on their size, or one step."""
 TOGETHER = 8
 """Recorded steps that are written at a time, if no checkpoint comes before."""
 FOLDER = "steps"
@@ -47,6 +48,10 @@ class Source:
         return Source(text=draw.prompt.text, sampler=draw.sampler, numbers=draw.numbers)
 
 
+UNKNOWN = Source(text="", sampler="", numbers=())
+"""The source of a group that nobody says more of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
     """What entered the loss of one micro-batch."""
@@ -63,7 +68,8 @@ class Recorder:
     """Keeps the newest recorded steps of a run in few files of Parquet, one row a trajectory.
 
     Each file holds the steps from that in its name to that before the next file's. The newest is written again, in
-    one move, whenever steps come to it, until it has its share of the bound; then another is begun.
+    one move, whenever steps come to it, until it has its share of the bound; then another is begun. The share is
+    small, and counted before compression, so that writing again costs little.
     """
 
     def __init__(self, folder: Path, *, every: int, max_mib: int, keeps_logps: bool) -> None:
@@ -71,13 +77,15 @@ class Recorder:
 
         `keeps_logps`: whether the buffer keeps the log-prob of each token, so that behaviour log-probs are known.
         """
+        import pyarrow as pa
         import pyarrow.parquet  # noqa: F401  (now, so that no step pays for it)
 
+        pa.array([0])  # the first array imports more: half a second
         self._folder, self._every, self._keeps_logps = folder, every, keeps_logps
-        self._most = max_mib * 2**20
+        self._most, self._share = max_mib * 2**20, max_mib * 2**20 // FILES
         self._first = 0
         self._open: list[Any] = []
-        self._unwritten = 0
+        self._open_bytes = self._unwritten = 0
         self.lost = 0
         """Steps that could not be written, the disk being full."""
 
@@ -102,35 +110,36 @@ class Recorder:
             kind = _facts()[name]
             table = table.add_column(place, pa.field(name, kind), pa.repeat(pa.scalar(value, kind), len(table)))
         self._open.append(table)
+        self._open_bytes += table.nbytes
         self._unwritten += 1
-        if self._unwritten == TOGETHER or sum(t.nbytes for t in self._open[-self._unwritten :]) >= self._share:
+        if self._unwritten == TOGETHER or self._open_bytes >= self._share:
             self.flush()
-
-    @property
-    def _share(self) -> int:
-        return self._most // FILES
 
     def flush(self) -> None:
         """Writes what is not written yet. If that fails the steps are counted as lost: training goes on."""
         if not self._unwritten:
             return
         try:
-            size = self._write()
+            self._write()
         except OSError:
             self.lost += self._unwritten
             del self._open[-self._unwritten :]
-            size = 0
+            self._open_bytes = sum(table.nbytes for table in self._open)
         self._unwritten = 0
-        if size >= self._share:
-            self._open = []
+        if self._open_bytes >= self._share:
+            self._open, self._open_bytes = [], 0
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Removes files until those that remain, and one more, are within the bounds."""
         sizes = {file: file.stat().st_size for file in _files(self._folder)}
         for file in [*sizes][:-1]:
-            if sum(sizes.values()) > self._most:
+            if len(sizes) >= FILES or sum(sizes.values()) > self._most - self._share:
                 del sizes[file]
                 file.unlink()
 
-    def _write(self) -> int:
-        """Puts the newest file in place, whole or not at all; returns its bytes."""
+    def _write(self) -> None:
+        """Puts the newest file in place, whole or not at all."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -140,7 +149,7 @@ class Recorder:
         try:
             self._folder.mkdir(exist_ok=True)
             with partial.open("wb") as file:
-                pq.write_table(table, file, compression="zstd", use_dictionary=repeated)
+                pq.write_table(table, file, compression="zstd", use_dictionary=repeated)  # pyright: ignore
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, self._folder / f"steps-{self._first:09d}.parquet")
@@ -148,23 +157,22 @@ class Recorder:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise
-        return (self._folder / f"steps-{self._first:09d}.parquet").stat().st_size
 
     def rewind(self, step: int) -> None:
         """Forgets the steps after `step`: the resumed run records what really happens."""
         import pyarrow.compute as pc
 
-        self._open, self._unwritten = [], 0
+        self._open, self._open_bytes, self._unwritten = [], 0, 0
         for file in _files(self._folder):
             if _first_of(file) > step:
                 file.unlink()
         for file in _files(self._folder)[-1:]:
             table = _read(file)
             kept = table.filter(pc.less_equal(table["step"], step))  # pyright: ignore
-            if kept.num_rows < table.num_rows or file.stat().st_size < self._share:
-                self._first, self._open = _first_of(file), [kept]
-            if kept.num_rows < table.num_rows:
-                self._unwritten = 1
+            is_cut = kept.num_rows < table.num_rows
+            if is_cut or kept.nbytes < self._share:
+                self._first, self._open, self._open_bytes = _first_of(file), [kept], kept.nbytes
+                self._unwritten = int(is_cut)
                 self.flush()
 
 
@@ -199,22 +207,19 @@ def _columns(one: Entered, place: int, sources: Sequence[Source], keeps_logps: b
 
     micro, count = one.micro, len(one.micro.group_N)
     groups: list[int] = micro.group_N.tolist()
-    seen: dict[int, int] = {}
-    numbers: list[int | None] = []
-    for group in groups:
-        own = sources[group].numbers if sources else ()
-        at = seen.get(group, 0)
-        numbers.append(own[at] if at < len(own) else None)
-        seen[group] = at + 1
+    sizes = Counter(groups)
+    of = {group: sources[group] if sources else UNKNOWN for group in sizes}
+    texts = {group: utf8(source.text) for group, source in of.items()}
+    ids = {group: utf8(name) for group, name in dict(zip(groups, micro.prompt_ids, strict=True)).items()}
     mask_NT = completion_mask(micro)
     target_NT = _wide(micro, [rows.target_NT for rows in micro.rows])
     prompt_NT = _wide(micro, [_prompt_mask(rows) for rows in micro.rows])
     input_NT = _wide(micro, [rows.input_NT for rows in micro.rows])
     return {
-        "micro_batch": np.full(count, place), "group": groups, "prompt_id": [utf8(i) for i in micro.prompt_ids],
-        "prompt": [utf8(sources[group].text) if sources else None for group in groups],
-        "sampler": [sources[group].sampler if sources else None for group in groups],
-        "number": numbers, "version": micro.version_N.numpy(), "reward": micro.reward_N.numpy(),
+        "micro_batch": np.full(count, place), "group": groups, "prompt_id": [ids[group] for group in groups],
+        "prompt": [texts[group] for group in groups], "sampler": [of[group].sampler for group in groups],
+        "number": [n for group, size in sizes.items() for n in of[group].numbers or (None,) * size],
+        "version": micro.version_N.numpy(), "reward": micro.reward_N.numpy(),
         "searcher_logp": micro.searcher_logp_N.numpy(), "ref_logp": micro.ref_logp_N.numpy(),
         "ref_version": micro.ref_version_N.numpy(),
         "log_z": pa.nulls(count, pa.float32()) if one.log_z_N is None else one.log_z_N.numpy(),
