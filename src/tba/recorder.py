@@ -78,9 +78,9 @@ class Recorder:
         `keeps_logps`: whether the buffer keeps the log-prob of each token, so that behaviour log-probs are known.
         """
         import pyarrow as pa
-        import pyarrow.parquet  # noqa: F401  (now, so that no step pays for it)
+        import pyarrow.parquet
 
-        pa.array([0])  # the first array imports more: half a second
+        pa.array([0])  # like the imports above, takes half a second once: now, so that no step pays for it
         self._folder, self._every, self._keeps_logps = folder, every, keeps_logps
         self._most, self._share = max_mib * 2**20, max_mib * 2**20 // FILES
         self._first = 0
