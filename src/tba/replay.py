@@ -208,7 +208,7 @@ def _logged(run: Path, step: int) -> float | None:
     """
     file = run / "metrics.jsonl"
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
-        if f'"{m.STEP}":{step},' in line and (found := json.loads(line)).get(m.STEP) == step:
+        if f'"{m.STEP}":{step}' in line and (found := json.loads(line)).get(m.STEP) == step:
             return found[m.LOSS]
     raise SettingsError([f"{str(file)!r} has no line for step {step}, which is recorded; go on with: tba resume {run}"])
 
