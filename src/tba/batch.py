@@ -34,6 +34,8 @@ class Rows:
     """Places of `input_NT` that hold an id."""
     completion_NT: Bool[Tensor, "N T"]
     """Places whose target is a completion token, stop token included."""
+    prompt_N: Int[Tensor, " N"]
+    """Number of the row's prompt: equal for equal prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
     )
 
 
-def _numbers(values: Sequence[float], kind: type[np.generic]) -> Tensor:
+def _numbers(values: Sequence[int] | Sequence[float], kind: type[np.generic]) -> Tensor:
     """A tensor of numbers; by way of an array, which reads a list several times faster than a tensor does."""
     return torch.from_numpy(np.array(values, kind))
 
@@ -169,9 +171,11 @@ def make_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Rows:
         list(chain.from_iterable(chain.from_iterable(pairs))), np.int64
     )
     place_T = torch.arange(width)
+    numbers: dict[Sequence[int], int] = {}
     return Rows(
         input_NT=ids[:, :-1],
         target_NT=ids[:, 1:],
         attention_NT=place_T < length_N1,
         completion_NT=(place_T >= start_N1 - 1) & (place_T < length_N1 - 1),
+        prompt_N=_numbers([numbers.setdefault(tuple(p), len(numbers)) for p, _ in pairs], np.int64),
     )
