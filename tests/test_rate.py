@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from makers import a_prompt, settings_with
 from tba import assembly
+from tba import metrics as m
 from tba.leases import Leases, Pace
 from tba.simulation import Call, Fixed, Simulation
 
@@ -85,7 +86,7 @@ def trajectories(lead: int | None, search_s: float, step_s: float, count: int) -
 
 
 def test_fast_searchers_wait_at_the_least_reuse():
-    found = trajectories(2, search_s=0.01, step_s=1, count=260)
+    found = trajectories(2, search_s=0.01, step_s=1, count=240)
     for _, published, consumed, inserted in found:
         # 5 x (9 + 6 x (p + 2)) = 105 + 30 p inserted at most, 3 x 4 x 3 x p = 36 p consumed at least.
         assert inserted <= 105 + 30 * published
@@ -107,3 +108,33 @@ def test_slow_searchers_make_the_trainer_wait_at_reuse(lead: int | None):
     assert all(consumed <= 1.2 * inserted + 1e-9 for consumed, inserted in draws)
     # After round 1: 72 consumed, 5 x (9 + 6) = 75 inserted, and no more if nobody searches ahead.
     assert max(consumed / inserted for consumed, inserted in draws) > 1.0
+
+
+# ---- searchers so far ahead that what they sampled is too old -------------------------------------
+
+
+@pytest.mark.parametrize("search_s", [1, 9])
+@pytest.mark.parametrize("lead", [0, 1, 3, None])
+@pytest.mark.parametrize(("sync", "bounds"), [
+    (1, {"max_age": 0}), (2, {"max_age": 1}), (2, {"max_age": 2}), (1, {"mix": {"recent": 1.0}}),
+    (2, {"mix": {"recent": 1.0}, "recent_age": 1}),
+])
+def test_the_least_ages_that_are_accepted_never_stop_a_run(
+    sync: int, bounds: dict[str, Any], lead: int | None, search_s: float
+) -> None:
+    # max_age = sync_every - 1: only what the newest publication sampled may be drawn. Searchers that are far ahead
+    # have nothing of that kind in the buffer when a round begins; the draw waits for what they search next.
+    chosen = settings_with(
+        seed=3, async_={"lead": lead}, search={"num_samples": 5, "batch_prompts": 2},
+        buffer={"mix": {"uniform": 1.0}, **bounds},
+        trainer={"steps": 8, "groups_per_step": 2, "group_size": 3, "sync_every": sync},
+    )
+    task = assembly.make_task_of(chosen)
+    policy = assembly.make_policy(chosen, task)
+    questions = assembly.make_questions(chosen, task, policy)
+    simulated = Simulation(chosen, questions, policy, Fixed({"search": search_s, "step": 3}))
+    steps = [call.result for call in islice(simulated.calls(), 150) if call.name == "step"]
+    assert len(steps) >= 5
+    oldest = chosen.recent_age if "mix" in bounds else bounds["max_age"]
+    assert all(max(map(int, step[m.AGE_HISTOGRAM])) <= oldest for step in steps)
+    assert [step[m.STEP] for step in steps] == list(range(1, len(steps) + 1))
