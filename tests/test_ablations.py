@@ -88,6 +88,11 @@ def test_a_cell_changes_its_knob_and_what_is_said_to_go_with_it(name: str) -> No
     assert changed <= goes_with
 
 
+def test_the_window_of_recent_grows_with_k_as_in_the_paper() -> None:
+    found = {name: settings_of(f"k {name}").recent_age for name in (1, 8, 20)}
+    assert found == {1: 7, 8: 15, 20: 39}  # 2 k - 1, and never less than the recipe's
+
+
 @pytest.mark.parametrize("name", ablations.CELLS)
 def test_every_cell_searches_trains_and_reuses_as_much_as_the_recipe(name: str) -> None:
     found = settings_of(name)

@@ -80,6 +80,34 @@ def test_a_draw_waits_for_data_that_is_young_enough():
     assert found["buffer/drawn_by"] == {"recent": 2}
 
 
+@pytest.mark.parametrize("comes_with", ["publication", "open lease"])
+def test_a_draw_waits_where_only_the_next_publication_or_an_open_lease_can_help(comes_with: str):
+    async def journey() -> dict[str, Any]:
+        depot = a_depot_process(mix={"recent": 1.0}, lead=1)
+        for round_ in (0, 1):
+            await depot.publish(Notice(version=2 * round_, round=round_, digest=""), ())
+            await searched(depot)
+        if comes_with == "publication":
+            await searched(depot)  # round 2, as far as a lead of 1 goes; its step is drawn for before round 2 is out
+        else:
+            orders = await depot.lease("searcher-1")
+        step, round_ = (5, 2) if comes_with == "publication" else (3, 1)
+        await depot.begin(step)
+        drawn = asyncio.create_task(depot.draw(step, round_, 6))  # everything has age 4 or more
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not drawn.done()
+        if comes_with == "publication":
+            await depot.publish(Notice(version=6, round=2, digest=""), ())
+            await searched(depot)
+        else:
+            assert orders is not None
+            await depot.deliver("searcher-1", [an_answer(lease, version=5) for lease in orders.leases], {})
+        return (await asyncio.wait_for(drawn, timeout=20))[1]
+
+    assert asyncio.run(journey())["buffer/drawn_by"] == {"recent": 2}
+
+
 @pytest.mark.parametrize("is_scored", [True, False])
 def test_a_draw_that_waiting_would_not_help_fails_at_once(is_scored: bool):
     async def journey() -> None:
