@@ -133,13 +133,13 @@ def test_every_number_against_a_count_by_hand() -> None:
         ) / 3,
     }  # fmt: skip
     assert dict(found) == pytest.approx(expected, abs=1e-5)
+    m.to_json(found)
 
 
 def test_one_completion_says_nothing_of_several() -> None:
     one, two = evaluate(samples=1).metrics, evaluate(samples=2).metrics
     assert two.keys() - one.keys() == {m.PASS_K, m.DISTINCT}
     assert one.keys() < two.keys()
-    m.to_json(found)
 
 
 def test_completions_are_shown_as_they_were() -> None:

@@ -94,7 +94,8 @@ class Evaluator:
             m.DISTINCT: m.mean(len({c.tokens for c in cs}) / len(cs) for cs, _ in sampled),
         }
         return {
-            m.PASS_1: m.mean(right / samples for right in rights), **(several if samples > 1 else {}), m.SAMPLES: samples, m.PROMPTS: len(prompts),
+            m.PASS_1: m.mean(right / samples for right in rights), **(several if samples > 1 else {}),
+            m.SAMPLES: samples, m.PROMPTS: len(prompts),
             m.EVAL_REWARD: m.mean(rewards), m.EVAL_UNSCORED: len(flat) - len(rewards),
             m.EVAL_KL: m.mean(c.logp - r for c, r in zip(flat, ref_logps, strict=True)),
             m.EVAL_ENTROPY: m.mean(-c.logp for c in flat), m.EVAL_LENGTH: m.mean(len(c.tokens) for c in flat),
