@@ -37,14 +37,14 @@ from tba.trainer import Trainer
 from tba.weights import Weights, check_monotone
 
 SMALL = ["task.prompts=2", "task.symbols=3", "search.max_new_tokens=3", "architecture.positions=4",
-         "trainer.groups_per_step=4"]
+         "trainer.groups_per_step=4", "trainer.warmup_steps=60"]
 TASKS: dict[str, list[str]] = {
     "random": [*SMALL, "objective.beta=0.7"],
     "one_mode": [*SMALL, "task.kind=one_mode", "objective.beta=0.15"],
     "many_modes": [*SMALL, "task.kind=many_modes", "task.modes=8", "objective.beta=0.2"],
     "sparse": ["task.prompts=1", "task.symbols=20", "search.max_new_tokens=3", "architecture.positions=4",
                "task.kind=sparse", "objective.beta=0.1", "buffer.reuse=1", "policy.temperature=2",
-               "trainer.groups_per_step=16", "trainer.learning_rate=0.2"],
+               "trainer.groups_per_step=16"],
 }
 """Overrides of the recipe `enumerable` by task."""
 LONGER = {"sparse": 2}

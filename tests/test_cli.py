@@ -226,6 +226,22 @@ def test_check_prints_the_arithmetic_of_every_recipe(recipe, line, capsys):
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("words", "line"), [
+    # 6 steps x 4 groups = 24 groups for 3 rounds of 2 steps; 8 groups a round at reuse 2 are 4 prompts: 12 in all.
+    (["mode=lockstep"], "at most 2 groups consumed per prompt: then the trainer waits; at least 2: searchers wait "
+                        "when 0 rounds ahead"),
+    # With a lead of 3, the last publication that searchers see (round 2) lets rounds 0 to 5 go: 24 prompts.
+    (["mode=async", "async.lead=3"], "at least 1: searchers wait when 3 rounds ahead"),
+    # 112 trajectories to begin with are 7 prompts of 16 for round 0: 7 + 2 x 4 = 15 at least, 24 / 15 = 1.6.
+    (["mode=async", "buffer.initial=112"], "at most 1.6 groups consumed per prompt: then the trainer waits; no least, "
+                                           "since searchers never wait (async.lead is null)"),
+])
+def test_check_says_how_often_what_is_searched_will_be_used(words: list[str], line: str, capsys):
+    rate = ["trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=4", "buffer.reuse=2"]
+    assert main(["check", "enumerable", *rate, *words]) == 0
+    assert line in capsys.readouterr().out
+
+
 def test_recipes_lists_every_built_in_recipe(capsys):
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()

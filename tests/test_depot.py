@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from makers import a_completion, a_prompt, an_answer, balances, settings_with
+from makers import a_completion, a_group, a_prompt, an_answer, balances, settings_with
 from tba import metrics as m
 from tba.buffer.entries import EmptyBufferError
 from tba.depot import KEPT_DIGESTS, Depot, make_buffer
@@ -180,6 +180,18 @@ def test_the_buffer_gets_every_bound_of_the_settings():
     assert buffer.dedup == "none"
     assert make_buffer(settings_with()).options.recent_age == 31
     assert make_buffer(settings_with()).options.dedup == "exact"
+
+
+def test_log_probs_of_tokens_are_kept_where_the_objective_reads_them():
+    kept = {
+        (name, given): make_buffer(settings_with(objective={"name": name}, buffer={"keep_logps": given}))
+        for name, given in (("trajectory_balance", None), ("trajectory_balance", True), ("ppo_clip", None))
+    }
+    for buffer in kept.values():
+        buffer.add(a_group("p", [((5, 6, 2), 0.3), ((7, 2), 0.4)]))
+    logps = {key: next(buffer.entries())[1].trajectory.completion.logps for key, buffer in kept.items()}
+    assert logps["trajectory_balance", None] == pytest.approx((-0.5, -0.5, -0.5))
+    assert logps["trajectory_balance", True] == logps["ppo_clip", None] == (-0.25, -0.5, -0.75)
 
 
 # ---- on disk ---------------------------------------------------------------------------------------

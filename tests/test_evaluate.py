@@ -136,6 +136,12 @@ def test_every_number_against_a_count_by_hand() -> None:
     m.to_json(found)
 
 
+def test_one_completion_says_nothing_of_several() -> None:
+    one, two = evaluate(samples=1).metrics, evaluate(samples=2).metrics
+    assert two.keys() - one.keys() == {m.PASS_K, m.DISTINCT}
+    assert one.keys() < two.keys()
+
+
 def test_completions_are_shown_as_they_were() -> None:
     shown = evaluate().shown
     answers = sampled(1, 5, 0.7)

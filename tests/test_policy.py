@@ -57,6 +57,65 @@ def test_token_logps_equal_one_unpadded_forward_each(kind: str) -> None:
     assert not found[~rows.completion_NT].any()
 
 
+LONG, SHORT = (1, 3, 4, 3, 5, 3), (1, 5, 3, 5)
+SIBLINGS = [
+    (LONG, (5, 0, STOP)), (LONG, (STOP,)), (SHORT, (4, 4, 4, 0)), (SHORT, (3, STOP)),
+    (LONG, (0, 5, 5, 3)), (SHORT, (STOP,)), (LONG, (4, STOP)), (SHORT, (0, STOP)),
+]
+
+
+def read_places(policy: Policy) -> list[tuple[int, ...]]:
+    """Shapes of what the model is given from now on."""
+    shapes: list[tuple[int, ...]] = []
+    policy.model.register_forward_pre_hook(
+        lambda model, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    return shapes
+
+
+def test_a_prompt_is_read_once_for_all_of_its_completions() -> None:
+    policy, plain = llama_policy(3).trainable_copy(), llama_policy(3).trainable_copy()
+    shapes = read_places(policy)
+    rows = make_rows(SIBLINGS)
+    assert rows.prompt_N.tolist() == [0, 0, 1, 1, 0, 1, 0, 1]
+    found = policy.token_logps(rows)
+    assert shapes == [(2, 6), (8, 3)]  # 36 positions; 8 rows of 6 + 4 - 1 are 72
+    slow = [torch.stack(slow_logps(plain, *pair)) for pair in SIBLINGS]
+    for row, expected in enumerate(slow):
+        assert found[row][rows.completion_NT[row]].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert not found[~rows.completion_NT].any()
+    weight_N = torch.tensor([0.3, -1.1, 0.7, 2.0, -0.4, 0.9, 1.3, -0.2])
+    (found.sum(1) * weight_N).sum().backward()
+    torch.stack([w * one.sum() for w, one in zip(weight_N, slow, strict=True)]).sum().backward()
+    for (name, one), other in zip(policy.model.named_parameters(), plain.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.allclose(one.grad, other.grad, atol=1e-5), name
+
+
+def test_completions_of_one_token_need_the_prompts_only() -> None:
+    policy = llama_policy(3)
+    pairs = [((1, 3, 4), (5,)), ((1, 3, 4), (STOP,)), ((1, 3, 4), (0,))]
+    shapes = read_places(policy)
+    found = policy.sequence_logps(pairs)
+    assert shapes == [(1, 3)]
+    assert found == pytest.approx([slow_logps(policy, *pair)[0].item() for pair in pairs], abs=1e-5)
+
+
+def test_prompts_are_read_with_their_rows_where_little_would_be_saved() -> None:
+    policy = llama_policy(3)
+    shapes = read_places(policy)
+    policy.sequence_logps([((1, 3), (5, 4, 4, 0, STOP)), ((1, 3), (4, 4, 0, 0, STOP))])
+    assert shapes == [(2, 6)]  # 12 positions; apart they are 2 + 2 x 4 = 10, more than three quarters
+
+
+def test_a_model_without_a_cache_reads_whole_rows() -> None:
+    policy = table_policy(3)
+    shapes = read_places(policy)
+    policy.token_logps(make_rows([((1, 3, 4), (5,)), ((1, 3, 4), (STOP,)), ((1, 3, 4), (0,))]))
+    assert shapes == [(3, 3)]
+
+
 @pytest.mark.parametrize("max_tokens", [1, 11, 1000])
 def test_sequence_logps_come_in_the_order_asked(max_tokens: int) -> None:
     policy = llama_policy(3)

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
+
+import pytest
 
 from makers import a_prompt, an_answer, settings_with
+from tba.buffer.entries import EmptyBufferError
 from tba.processes import DepotProcess, Notice
 
 PROMPTS = [a_prompt(f"p{n}") for n in range(8)]
 
 
-def a_depot_process() -> DepotProcess:
+def a_depot_process(*, mix: dict[str, float] | None = None, lead: int | None = None) -> DepotProcess:
     settings = settings_with(
-        "enumerable", mode="async", buffer={"initial": 8}, search={"num_samples": 2, "max_new_tokens": 3},
+        "enumerable", mode="async", async_={"lead": lead}, search={"num_samples": 2, "max_new_tokens": 3},
+        buffer={"initial": 8, "mix": mix or {"recent": 0.5, "uniform": 0.5}},
         trainer={"steps": 8, "groups_per_step": 2, "group_size": 2, "sync_every": 2},
     )
     return DepotProcess(settings.resolved(), PROMPTS, None)
 
 
-async def searched(depot: DepotProcess) -> int:
+async def searched(depot: DepotProcess, **answer: Any) -> int:
     """One batch of leases taken and delivered; how many."""
     orders = await depot.lease("searcher-0")
     assert orders is not None
-    await depot.deliver("searcher-0", [an_answer(lease) for lease in orders.leases], {})
+    answers = [an_answer(lease, version=orders.notice.version, **answer) for lease in orders.leases]
+    await depot.deliver("searcher-0", answers, {})
     return len(orders.leases)
 
 
@@ -49,6 +55,71 @@ def test_draws_are_made_in_the_order_of_their_steps_however_they_arrive():
         return made
 
     assert asyncio.run(journey()) == [5, 6]
+
+
+def test_a_draw_waits_for_data_that_is_young_enough():
+    async def journey() -> tuple[bool, str, dict[str, Any]]:
+        depot = a_depot_process(mix={"recent": 1.0})  # and recent is an age of at most 2 x 2 - 1 = 3
+        await depot.publish(Notice(version=0, round=0, digest=""), ())
+        for _ in range(4):  # four prompts a round, so all of rounds 0 to 3, sampled by version 0
+            await searched(depot)
+        await depot.begin(5)  # the first step of round 2, at version 4: everything has age 4
+        drawn = asyncio.create_task(depot.draw(5, 2, 4))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        had_to_wait, said = not drawn.done(), await depot.missing(2)
+        await depot.publish(Notice(version=2, round=1, digest=""), ())
+        await searched(depot)
+        _, found = await asyncio.wait_for(drawn, timeout=20)
+        return had_to_wait, said, found
+
+    had_to_wait, said, found = asyncio.run(journey())
+    assert had_to_wait
+    assert "round 2 needs 12 prompts delivered, 16 are" in said
+    assert "no prompt has 2 trajectories to draw a group from" in said
+    assert found["buffer/drawn_by"] == {"recent": 2}
+
+
+@pytest.mark.parametrize("comes_with", ["publication", "open lease"])
+def test_a_draw_waits_where_only_the_next_publication_or_an_open_lease_can_help(comes_with: str):
+    async def journey() -> dict[str, Any]:
+        depot = a_depot_process(mix={"recent": 1.0}, lead=1)
+        for round_ in (0, 1):
+            await depot.publish(Notice(version=2 * round_, round=round_, digest=""), ())
+            await searched(depot)
+        if comes_with == "publication":
+            await searched(depot)  # round 2, as far as a lead of 1 goes; its step is drawn for before round 2 is out
+        else:
+            orders = await depot.lease("searcher-1")
+        step, round_ = (5, 2) if comes_with == "publication" else (3, 1)
+        await depot.begin(step)
+        drawn = asyncio.create_task(depot.draw(step, round_, 6))  # everything has age 4 or more
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not drawn.done()
+        if comes_with == "publication":
+            await depot.publish(Notice(version=6, round=2, digest=""), ())
+            await searched(depot)
+        else:
+            assert orders is not None
+            await depot.deliver("searcher-1", [an_answer(lease, version=5) for lease in orders.leases], {})
+        return (await asyncio.wait_for(drawn, timeout=20))[1]
+
+    assert asyncio.run(journey())["buffer/drawn_by"] == {"recent": 2}
+
+
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_a_draw_that_waiting_would_not_help_fails_at_once(is_scored: bool):
+    async def journey() -> None:
+        depot = a_depot_process(mix={"recent": 1.0}, lead=0 if is_scored else None)
+        await depot.publish(Notice(version=0, round=0, digest=""), ())
+        await (searched(depot) if is_scored else searched(depot, tokens=()))
+        await depot.begin(1)
+        # With lead 0 no more comes before round 1; without a lead more would come, but nothing ever could be scored.
+        await asyncio.wait_for(depot.draw(1, 0, 4 if is_scored else 0), timeout=20)
+
+    with pytest.raises(EmptyBufferError, match="no prompt has 2"):
+        asyncio.run(journey())
 
 
 def test_a_depot_makes_room_only_in_a_process_of_its_own():

@@ -105,6 +105,7 @@ CONTRADICTIONS: list[tuple[list[str], list[str]]] = [
     (["buffer.capacity_per_prompt=9"], ["buffer.capacity_per_prompt = 9", "group_size = 16", "raise it to 16"]),
     (["buffer.capacity=127"], ["buffer.capacity = 127", "(128)", "raise it, or lower trainer.groups_per_step"]),
     (["buffer.initial=20001"], ["buffer.initial = 20001", "buffer.capacity = 20000", "lower buffer.initial"]),
+    (["buffer.keep_logps=false", "objective.name=grpo"], ["buffer.keep_logps = false", "'grpo'", "leave it out"]),
     (["buffer.reuse=4", "buffer.max_uses=3"], ["buffer.reuse = 4", "buffer.max_uses = 3", "raise buffer.max_uses"]),
     (["buffer.max_age=14"], ["buffer.max_age = 14", "trainer.sync_every - 1 = 15", "lower trainer.sync_every"]),
     (["buffer.mix={recent: 0, uniform: 0}"], ["buffer.mix = {'recent': 0.0, 'uniform': 0.0}", "give one of recent"]),

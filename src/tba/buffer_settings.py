@@ -62,8 +62,9 @@ class BufferSettings(Section):
     are `near_similarity` alike, the higher reward stays."""
     near_similarity: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Share of common 3-grams of ids (Jaccard) from which two completions of a prompt are near copies."""
-    keep_logps: bool = True
-    """Keep the log-prob of every token; if false, only their sum, and draws carry its mean at every token."""
+    keep_logps: bool | None = None
+    """Keep the log-prob of every token; if false, only their sum, and draws carry its mean at every token. If null,
+    keep them where the objective reads them."""
     keep_text: bool = True
     """Keep the text of completions beside their ids."""
 

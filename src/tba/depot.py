@@ -130,7 +130,8 @@ def make_buffer(settings: Settings) -> ReplayBuffer:
     """An empty buffer with the settings' bounds and mixture."""
     buffer = settings.buffer
     same = ("capacity", "capacity_per_prompt", "capacity_tokens", "capacity_bytes", "eviction", "dedup",
-            "near_similarity", "reward_temperature", "max_uses", "max_age", "keep_logps", "keep_text")
+            "near_similarity", "reward_temperature", "max_uses", "max_age", "keep_text")
     return ReplayBuffer(
-        recent_age=settings.recent_age, mix=buffer.shares, **{name: getattr(buffer, name) for name in same}
+        recent_age=settings.recent_age, mix=buffer.shares, keep_logps=settings.keeps_logps,
+        **{name: getattr(buffer, name) for name in same}
     )

@@ -89,14 +89,16 @@ class Evaluator:
         pairs = [(p.tokens, c.tokens) for p, (cs, _) in zip(prompts, sampled, strict=True) for c in cs]
         ref_logps = self._reference.sequence_logps(pairs)
         rewards = [s.reward for _, scores in sampled for s in scores if isinstance(s, Score)]
-        return {
-            m.PASS_1: m.mean(right / samples for right in rights),
+        several = {
             m.PASS_K: m.mean(pass_at_k(samples, right, samples) for right in rights),
+            m.DISTINCT: m.mean(len({c.tokens for c in cs}) / len(cs) for cs, _ in sampled),
+        }
+        return {
+            m.PASS_1: m.mean(right / samples for right in rights), **(several if samples > 1 else {}),
             m.SAMPLES: samples, m.PROMPTS: len(prompts),
             m.EVAL_REWARD: m.mean(rewards), m.EVAL_UNSCORED: len(flat) - len(rewards),
             m.EVAL_KL: m.mean(c.logp - r for c, r in zip(flat, ref_logps, strict=True)),
             m.EVAL_ENTROPY: m.mean(-c.logp for c in flat), m.EVAL_LENGTH: m.mean(len(c.tokens) for c in flat),
-            m.DISTINCT: m.mean(len({c.tokens for c in cs}) / len(cs) for cs, _ in sampled),
         }
 
     def _distance(self, task: Enumerable, beta: float) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tba import catalog, checkpoint
+from tba.leases import Pace
 from tba.metrics import finite
 from tba.reading import check_settings, read_settings
 from tba.settings import Settings, SettingsError
@@ -122,6 +123,7 @@ def arithmetic_of(settings: Settings) -> dict[str, str]:
         "run": f"{trainer.steps} steps, {trainer.steps * batch} trajectories consumed, at least "
                f"{(settings.initial_prompts + (trainer.steps // trainer.sync_every - 1) * settings.prompts_per_round)} "
                f"prompts searched",
+        "reuse": _reuse_of(settings),
         "recent": f"age at most {settings.recent_age} steps",
     }
     parameters = parameters_of(settings)
@@ -139,6 +141,20 @@ def arithmetic_of(settings: Settings) -> dict[str, str]:
                 f"activations and libraries besides"
             )
     return found
+
+
+def _reuse_of(settings: Settings) -> str:
+    """Groups consumed per prompt delivered when the run is over: the most and the least."""
+    trainer = settings.trainer
+    rounds = trainer.steps // trainer.sync_every
+    lead = 0 if settings.mode == "lockstep" else settings.async_.lead
+    pace = Pace(first=settings.initial_prompts, per_round=settings.prompts_per_round, lead=lead)
+    consumed = trainer.steps * settings.groups_per_step
+    most = f"at most {consumed / pace.before(rounds):.3g} groups consumed per prompt: then the trainer waits"
+    prompts = pace.most_delivered(rounds - 1)
+    if prompts is None:
+        return f"{most}; no least, since searchers never wait (async.lead is null)"
+    return f"{most}; at least {consumed / prompts:.3g}: searchers wait when {lead} rounds ahead"
 
 
 def parameters_of(settings: Settings) -> int | None:

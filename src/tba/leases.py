@@ -34,6 +34,10 @@ class Pace:
         """Whether round `round_` may start when the weights for round `published` are the newest."""
         return self.lead is None or round_ <= published + self.lead
 
+    def most_delivered(self, published: int) -> int | None:
+        """Prompts that can have been delivered while the weights for round `published` are the newest; None: any."""
+        return None if self.lead is None else self.before(published + self.lead + 1)
+
     def may_train(self, round_: int, delivered: int) -> bool:
         """Whether the steps of round `round_` may start: enough prompts are delivered for its `reuse`."""
         return delivered >= self.before(round_ + 1)

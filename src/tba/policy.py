@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -71,11 +72,34 @@ class Policy:
     def token_logps(self, rows: Rows) -> Float[Tensor, "N T"]:
         """Log-prob of each target, nats, zero outside completions; float32 log-softmax."""
         device = next(self.model.parameters()).device
+        rows = Rows(**{f.name: getattr(rows, f.name).to(device) for f in dataclasses.fields(rows)})
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
-            logits_NTV = self.model(
-                input_ids=rows.input_NT.to(device), attention_mask=rows.attention_NT.to(device)
+            if (split := split_rows(rows)).saves(rows) and takes_cache(self.model):
+                return self._logps_of_split(split, rows)
+            logits_NTV = self.model(input_ids=rows.input_NT, attention_mask=rows.attention_NT).logits
+        return target_logps(logits_NTV, rows.target_NT, rows.completion_NT, self.temperature)
+
+    def _logps_of_split(self, split: Split, rows: Rows) -> Float[Tensor, "N T"]:
+        """`token_logps` with each distinct prompt read once, for all of its completions."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        last_PV = self.model(
+            input_ids=split.prompt_PT, attention_mask=split.mask_PT, position_ids=positions(split.mask_PT),
+            cache=cache, use_cache=True, logits_to_keep=1,
+        ).logits[:, -1]
+        logits_NCV = last_PV[split.prompt_N][:, None]
+        if split.input_NR.shape[1]:
+            cache.batch_select_indices(split.prompt_N)
+            mask_NT = torch.cat([split.mask_PT[split.prompt_N], split.mask_NR], 1)
+            rest_NRV = self.model(
+                input_ids=split.input_NR, attention_mask=mask_NT, cache=cache, use_cache=True,
+                position_ids=positions(mask_NT)[:, -split.input_NR.shape[1] :],
             ).logits
-        return target_logps(logits_NTV, rows.target_NT.to(device), rows.completion_NT.to(device), self.temperature)
+            logits_NCV = torch.cat([logits_NCV, rest_NRV], 1)
+        target_NC, mask_NC = (x.gather(1, split.place_NC) for x in (rows.target_NT, rows.completion_NT))
+        logps_NC = target_logps(logits_NCV, target_NC, mask_NC & split.inside_NC, self.temperature)
+        return torch.zeros_like(rows.target_NT, dtype=logps_NC.dtype).scatter_add(1, split.place_NC, logps_NC)
 
     @torch.no_grad()
     def sequence_logps(
@@ -152,6 +176,54 @@ def _copied(model: Any, *, trainable: bool) -> Any:
         lora.set_trainable(made, trainable)
         return made
     return copy.deepcopy(model).requires_grad_(trainable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Rows as P distinct prompts, left-padded, and what follows each row's own: C targets, of them R = C - 1 read."""
+
+    prompt_PT: Int[Tensor, "P T"]
+    mask_PT: Int[Tensor, "P T"]
+    prompt_N: Int[Tensor, " N"]
+    input_NR: Int[Tensor, "N R"]
+    mask_NR: Int[Tensor, "N R"]
+    place_NC: Int[Tensor, "N C"]
+    """Place of each target in the rows; the last one beyond their width."""
+    inside_NC: Bool[Tensor, "N C"]
+
+    def saves(self, rows: Rows) -> bool:
+        """Whether a quarter of the positions is saved at least, which a second pass through the model must earn."""
+        return 4 * (self.prompt_PT.numel() + self.input_NR.numel()) <= 3 * rows.input_NT.numel()
+
+
+def split_rows(rows: Rows) -> Split:
+    """Prompts apart from completions. Padding lies left of a prompt, so that no gap follows it."""
+    width = rows.input_NT.shape[1]
+    start_N = rows.completion_NT.int().argmax(1) + 1
+    number_P, first_P = np.unique(rows.prompt_N.cpu().numpy(), return_index=True)
+    first_P = torch.from_numpy(first_P).to(start_N.device)
+    at_PT = torch.arange(int(start_N.max()), device=start_N.device) - (start_N.max() - start_N[first_P])[:, None]
+    place_NC = start_N[:, None] - 1 + torch.arange(int(rows.completion_NT.sum(1).max()), device=start_N.device)
+    inside_NC = place_NC < width
+    read_NR = place_NC[:, 1:].clamp(max=width - 1)
+    return Split(
+        prompt_PT=rows.input_NT[first_P].gather(1, at_PT.clamp(min=0)), mask_PT=(at_PT >= 0).long(),
+        prompt_N=torch.searchsorted(torch.from_numpy(number_P).to(start_N.device), rows.prompt_N),
+        input_NR=rows.input_NT.gather(1, read_NR),
+        mask_NR=(rows.attention_NT.gather(1, read_NR) & inside_NC[:, 1:]).long(),
+        place_NC=place_NC.clamp(max=width - 1), inside_NC=inside_NC,
+    )
+
+
+def positions(mask_NT: Int[Tensor, "N T"]) -> Int[Tensor, "N T"]:
+    """Position of each id among those that are no padding."""
+    return (mask_NT.cumsum(1) - 1).clamp(min=0)
+
+
+def takes_cache(model: Any) -> bool:
+    """Whether the model can go on from what it has read."""
+    inner = model.get_base_model() if lora.has_adapter(model) else model
+    return "cache" in inspect.signature(inner.forward).parameters
 
 
 def target_logps(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from tba import metrics as m
+from tba.buffer.entries import Draw, EmptyBufferError
 from tba.depot import Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
@@ -74,7 +75,7 @@ class DepotProcess:
     """Depot and weight store behind waits; every wait is the depot's, so that nobody else polls.
 
     consumes: groups from searchers, notices from the trainer
-    waits for: in `lease`, the lead; in `draw`, enough delivered prompts and the draws before it
+    waits for: in `lease`, the lead; in `draw`, enough delivered prompts, the draws before it, and data young enough
     woken by: `publish`, `deliver`, `draw`, `stop`
     produces: leases, draws, the newest weights
     """
@@ -93,6 +94,7 @@ class DepotProcess:
         self._reference: Sequence[Any] = ()
         self._is_stopped = False
         self._next_draw = 0
+        self._lacking = ""
         self._out: dict[str, dict[int, Lease]] = {}
         self._delivered: dict[str, int] = {}
         self._last_delivery: dict[str, float] = {}
@@ -168,20 +170,44 @@ class DepotProcess:
     async def draw(self, step: int, round_: int, version: int) -> tuple[Batch, dict[str, Any], list[Source]]:
         """The batch of `step` and its groups' sources, once its round has its data and earlier steps have theirs.
 
-        Batches are made here: as tensors they take the trainer no time to receive.
+        Searchers that are far ahead can leave nothing in the buffer that is young enough (`buffer.recent_age`,
+        `buffer.max_age`): then it waits for what they search next. Batches are made here: as tensors they
+        take the trainer no time to receive.
+
+        Raises:
+            EmptyBufferError: nothing can be drawn, and waiting would not change it.
         """
         from tba.batch import collate
         from tba.recorder import Source
 
         async with self._changed:
             await self._changed.wait_for(lambda: self._next_draw == step and self._depot.may_train(round_))
-            draws, found = self._depot.draw(version)
+            while (drawn := self._draw(round_, version)) is None:
+                await self._changed.wait()
+            draws, found = drawn
             self._next_draw = step + 1
             self._changed.notify_all()
         started = time.perf_counter()
         batch = collate(draws, max_tokens=self._max_tokens)
         found = {**found, m.COLLATE_SECONDS: time.perf_counter() - started}
         return batch, found, [Source.of(draw) for draw in draws]
+
+    def _draw(self, round_: int, version: int) -> tuple[list[Draw], dict[str, Any]] | None:
+        """A draw; None while there is nothing to draw but something may still come.
+
+        It will: round `round_` + lead is not searched for before the weights of `round_` are out, so that its data
+        have an age of at most sync_every - 1 in every step of `round_`, and no setting may call that too old.
+        """
+        self._lacking = ""
+        try:
+            return self._depot.draw(version)
+        except EmptyBufferError as error:
+            depot, newest = self._depot, self._newest
+            is_last = newest is not None and newest.round >= round_ and not self._may_search()
+            if not depot.buffer.inserted or (is_last and not depot.leases.ledger()["open"]):
+                raise
+            self._lacking = f"; {error}"
+            return None
 
     async def missing(self, round_: int) -> str:
         """What a trainer that waits for `round_` still lacks, and who was heard of last."""
@@ -190,7 +216,7 @@ class DepotProcess:
         return (
             f"round {round_} needs {self._depot.pace.before(round_ + 1)} prompts delivered, "
             f"{self._depot.leases.delivered} are; prompts {self._depot.leases.ledger()}; "
-            f"last deliveries: {', '.join(heard) or 'none'}"
+            f"last deliveries: {', '.join(heard) or 'none'}{self._lacking}"
         )
 
     async def ledger(self) -> dict[str, Any]:

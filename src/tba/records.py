@@ -18,7 +18,7 @@ def _travels(record: type[R]) -> type[R]:
     values = attrgetter(*names)
 
     def reduce(self: R) -> tuple[Any, ...]:
-        return _arrive, (record, *values(self))
+        return unchecked, (record, *values(self))
 
     record.__reduce__ = reduce  # type: ignore[method-assign]
     _PUT[record] = [getattr(record, name).__set__ for name in names]
@@ -29,7 +29,8 @@ _PUT: dict[type, list[Any]] = {}
 """By record: what sets each of its fields, frozen or not."""
 
 
-def _arrive(record: type[R], *values: Any) -> R:
+def unchecked(record: type[R], *values: Any) -> R:
+    """A record of this module from its fields in order, all of them, which were checked when it was first made."""
     made = object.__new__(record)
     for put, value in zip(_PUT[record], values, strict=True):
         put(made, value)

@@ -129,4 +129,5 @@ def _chosen(rows: Rows, chosen_N: Tensor) -> Rows:
     return Rows(
         input_NT=rows.input_NT[chosen_N], target_NT=rows.target_NT[chosen_N],
         attention_NT=rows.attention_NT[chosen_N], completion_NT=rows.completion_NT[chosen_N],
+        prompt_N=rows.prompt_N[chosen_N],
     )

@@ -269,6 +269,12 @@ class Settings(Section):
         return 2 * self.trainer.sync_every - 1 if given is None else given
 
     @property
+    def keeps_logps(self) -> bool:
+        """Whether the buffer keeps the log-prob of every token, and not only their sum."""
+        given = self.buffer.keep_logps
+        return "behaviour_logps" in catalog.reads(self.objective) if given is None else given
+
+    @property
     def final_beta(self) -> float:
         """Beta that training ends with; the exact target is that of this one."""
         objective = self.objective
@@ -305,6 +311,11 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
     yield from catalog.objective_problems(s.objective)
+    if s.buffer.keep_logps is False and s.objective.name in catalog.OBJECTIVES and "behaviour_logps" in catalog.reads(
+        s.objective
+    ):
+        yield (f"buffer.keep_logps = false leaves nothing of the tokens' log-probs that objective.name = "
+               f"{s.objective.name!r} reads; leave it out.")
     yield from _task_problems(s)
     yield from s.reference.problems()
     yield from range_problems("search.temperature", s.search.temperature)

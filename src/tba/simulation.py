@@ -17,6 +17,7 @@ from typing import Any
 from tba import metrics as m
 from tba.assembly import Questions, make_searcher
 from tba.batch import Batch, collate
+from tba.buffer.entries import EmptyBufferError
 from tba.depot import Depot
 from tba.loop import LOOKAHEAD
 from tba.policy import Policy
@@ -211,6 +212,10 @@ class Simulation:
         self._clock = Clock(costs)
         self._places = {name: Place(name) for name in ("depot", "trainer", *(s.name for s in self.searchers))}
         self._published = -1
+        self._drawn = 0
+        """Steps that have been drawn for."""
+        self._in_vain = -1
+        """Prompts that had been delivered when a draw last found nothing young enough."""
 
     @property
     def now(self) -> float:
@@ -220,8 +225,8 @@ class Simulation:
     def calls(self) -> Iterator[Call]:
         """Each call when it is done, for ever; stopping is the consumer's. To be asked for once.
 
-        `result` is: lease (leases, weights); search, deliver the groups; draw (batch, metrics); step its metrics;
-        publish, store, load the weights.
+        `result` is: lease (leases, weights); search, deliver the groups; draw (batch, metrics), or None where it found
+        nothing; step its metrics; publish, store, load the weights.
         """
         self._clock.live(self._trains())
         for searcher in self.searchers:
@@ -245,8 +250,12 @@ class Simulation:
                 weights = yield self._clock.ask(place, "publish", partial(trainer.publish, round_))
                 self._ask_depot("store", partial(self._take_weights, weights), by="trainer")
             while len(drawn) < LOOKAHEAD:
-                drawn.append(self._ask_draw(len(drawn)))
-            batch, found = yield drawn.popleft()
+                ahead = len(drawn)
+                drawn.append(self._ask_draw(trainer.steps + ahead, trainer.version + ahead))
+            while (made := (yield drawn[0])) is None:
+                drawn[0] = self._ask_draw(trainer.steps, trainer.version)
+            drawn.popleft()
+            batch, found = made
             yield self._clock.ask(place, "step", partial(self._step, batch, found, round_))
 
     def _searches(self, searcher: Searcher) -> Life:
@@ -274,12 +283,17 @@ class Simulation:
     def _ask_lease(self, searcher: str) -> Call:
         return self._ask_depot("lease", self._lease, by=searcher, may_start=self._may_search)
 
-    def _ask_draw(self, ahead: int) -> Call:
-        """The draw of the step after `ahead` further ones."""
-        round_ = (self.trainer.steps + ahead) // self._settings.trainer.sync_every
+    def _ask_draw(self, steps: int, version: int) -> Call:
+        """The draw of the step after `steps` others, for a trainer at `version`."""
         return self._ask_depot(
-            "draw", partial(self._draw, self.trainer.version + ahead), by="trainer",
-            may_start=partial(self.depot.may_train, round_),
+            "draw", partial(self._draw, version), by="trainer", may_start=partial(self._may_draw, steps)
+        )
+
+    def _may_draw(self, steps: int) -> bool:
+        return (
+            steps == self._drawn
+            and self.depot.may_train(steps // self._settings.trainer.sync_every)
+            and self.depot.leases.delivered > self._in_vain
         )
 
     def _may_search(self) -> bool:
@@ -299,8 +313,16 @@ class Simulation:
         self._published = weights.round
         return weights
 
-    def _draw(self, version: int) -> tuple[Batch, dict[str, Any]]:
-        draws, found = self.depot.draw(version)
+    def _draw(self, version: int) -> tuple[Batch, dict[str, Any]] | None:
+        """None while nothing in the buffer is young enough: then it is asked for again when more is delivered."""
+        try:
+            draws, found = self.depot.draw(version)
+        except EmptyBufferError:
+            if not self.depot.buffer.inserted:
+                raise
+            self._in_vain = self.depot.leases.delivered
+            return None
+        self._drawn += 1
         return collate(draws, max_tokens=self._settings.trainer.micro_batch_tokens), found
 
     # ---- the others' ----

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ from tba.buffer.samplers import advantage_shifts, choose, draw_prompt, draw_unif
 from tba.buffer.storage import TREES, Storage
 from tba.buffer.trees import Ranks
 from tba.records import Group, Prompt, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A group that was drawn, before its trajectories are read."""
+
+    prompt: Prompt
+    pool: int
+    rows: list[int]
+    lengths: list[int]
+    trajectories: list[Trajectory]
+    """Empty where they may still be read when the whole batch has been drawn."""
+    provenance: dict[str, Any]
+    """Fields of the draw."""
 
 
 class ReplayBuffer:
@@ -117,8 +132,11 @@ class ReplayBuffer:
         if self._counts is not None:
             copies = [self._counts.add(one) for one in digests]
         rows = storage.insert(pool, entering, ids, digests, copies)
+        by_class: dict[int, list[float]] = {}
         for length, trajectory in zip(lengths, entering, strict=True):
-            self._lengths.add(length_class(length), accepted=1, reward=trajectory.reward)
+            by_class.setdefault(length_class(length), []).append(trajectory.reward)
+        for place, rewards in by_class.items():
+            self._lengths.add(place, accepted=len(rewards), reward=sum(rewards))
         self._prompts.add(pool.number, accepted=count, reward=sum(t.reward for t in entering))
         if self._copies is not None:
             for row in rows:
@@ -204,29 +222,29 @@ class ReplayBuffer:
             for name in shares
         }
         self.unmet = Counter()
-        draws: list[Draw] = []
+        drawn: list[Chosen] = []
         everything = list({id(ranks): ranks for ranks in eligible.values()}.values())
-        while len(draws) < num_groups and any(map(len, everything)):
+        while len(drawn) < num_groups and any(map(len, everything)):
             name = choose(shares, rng)
             if not len(eligible[name]):
                 self.unmet[name] += 1
                 name = choose({n: s for n, s in shares.items() if len(eligible[n])}, rng)
-            draws.append(self._draw_group(name, eligible[name], everything, group_size, version, rng))
+            drawn.append(self._choose_group(name, eligible[name], everything, group_size, version, rng))
         for ranks in everything:
             for number in list(ranks.hidden):
                 ranks.show(number)
-        if not draws:
+        if not drawn:
             raise EmptyBufferError(
                 f"no prompt has {group_size} trajectories to draw a group from: {self.num_prompts} prompts hold "
                 f"{len(self)}; delivered {self._ledger.total('delivered')}, rejected "
                 f"{self._ledger.reasons('rejected')}, evicted {self._ledger.reasons('evicted')}."
             )
-        return draws
+        return self._give_out(drawn)
 
-    def _draw_group(
+    def _choose_group(
         self, sampler: str, eligible: Ranks, everything: list[Ranks], size: int, version: int,
         rng: np.random.Generator,
-    ) -> Draw:
+    ) -> Chosen:
         number, chance = draw_prompt(eligible, everything, rng)
         storage, pool = self.storage, self.storage.pools[number]
         held = pool.window if sampler == "recent" else pool.rows
@@ -236,24 +254,45 @@ class ReplayBuffer:
             places, probabilities = draw_weighted(trees, shifts, size, rng)
         else:
             places, probabilities = draw_uniform(len(held), size, rng)
-        chosen = [held[place] for place in places]
-        rows = storage.rows
-        draw = Draw(
-            prompt=pool.prompt, trajectories=tuple(map(storage.trajectory, chosen)), sampler=sampler,
-            prompt_probability=chance, item_probabilities=tuple(probabilities),
-            ages=tuple(version - rows.version[row] for row in chosen), uses=tuple(rows.uses[row] for row in chosen),
-            numbers=tuple(rows.number[row] for row in chosen),
+        rows, chosen = storage.rows, [held[place] for place in places]
+        found = Chosen(
+            prompt=pool.prompt, pool=number, rows=chosen, lengths=[rows.length[row] for row in chosen],
+            trajectories=[] if self.options.max_uses is None else storage.trajectories(chosen),
+            provenance={
+                "sampler": sampler, "prompt_probability": chance, "item_probabilities": tuple(probabilities),
+                "ages": tuple([version - rows.version[row] for row in chosen]),
+                "uses": tuple([rows.uses[row] for row in chosen]),
+                "numbers": tuple([rows.number[row] for row in chosen]),
+            },
         )
-        self._prompts.add(number, consumed=size, age=sum(draw.ages))
-        for row, age in zip(chosen, draw.ages, strict=True):
-            self._lengths.add(length_class(rows.length[row]), consumed=1, age=age)
+        for row in chosen:
             storage.use(row)
-        self.consumed += size
         if self.options.max_uses is not None:
             for row in chosen:
                 if rows.uses[row] >= self.options.max_uses:
                     self._evict(row, "used up")
-        return draw
+        return found
+
+    def _give_out(self, drawn: list[Chosen]) -> list[Draw]:
+        """Counts what was drawn, and reads in one pass the trajectories that have not been read."""
+        late = [one for one in drawn if not one.trajectories]
+        read = iter(self.storage.trajectories([row for one in late for row in one.rows]))
+        by_class: dict[int, list[int]] = {}
+        for one in drawn:
+            ages = one.provenance["ages"]
+            self._prompts.add(one.pool, consumed=len(ages), age=sum(ages))
+            for length, age in zip(one.lengths, ages, strict=True):
+                by_class.setdefault(length_class(length), []).append(age)
+        for place, ages in by_class.items():
+            self._lengths.add(place, consumed=len(ages), age=sum(ages))
+        self.consumed += sum(len(one.rows) for one in drawn)
+        return [
+            Draw(
+                prompt=one.prompt, trajectories=tuple(one.trajectories or islice(read, len(one.rows))),
+                **one.provenance,
+            )
+            for one in drawn
+        ]
 
     # ---- looking in ----
 

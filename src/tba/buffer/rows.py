@@ -15,13 +15,15 @@ COLUMNS = {
     "next_copy": "i", "copy": "i",
 }
 """Columns by name, as array codes."""
+MORE = 16
+"""Columns grow by this part of what they hold."""
 KINDS = {"q": np.int64, "d": np.float64, "i": np.int32}
 
 
 class Rows:
     """Columns of equal length; a row whose `segment` is -1 is free."""
 
-    __slots__ = (*COLUMNS, "_columns", "_free")
+    __slots__ = (*COLUMNS, "_free", "_used")
 
     number: array[int]
     """Place of the trajectory in the order of insertion, over the whole run."""
@@ -52,19 +54,23 @@ class Rows:
     def __init__(self) -> None:
         for name, code in COLUMNS.items():
             setattr(self, name, array(code))
-        self._columns = [getattr(self, name) for name in COLUMNS]
+        self._used = 0
         self._free = array("i")
 
     def __len__(self) -> int:
-        return len(self.number)
+        return self._used
 
-    def new(self) -> int:
-        """A row to be filled."""
-        if self._free:
-            return self._free.pop()
-        for column in self._columns:
-            column.append(-1)
-        return len(self.number) - 1
+    def new(self, count: int) -> list[int]:
+        """Rows to be filled: those that came free last first, then ones that never were in use."""
+        free, first = self._free, self._used
+        found = [free.pop() for _ in range(min(count, len(free)))]
+        self._used += count - len(found)
+        if self._used > len(self.number):
+            more = max(self._used - len(self.number), len(self.number) // MORE, 64)
+            for name, code in COLUMNS.items():
+                getattr(self, name).extend(array(code, [-1]) * more)
+        found.extend(range(first, self._used))
+        return found
 
     def free(self, row: int) -> None:
         """Takes a row back."""
@@ -77,12 +83,12 @@ class Rows:
         for name, code in COLUMNS.items():
             values = columns.get(name, np.full(count, -1))
             setattr(self, name, array(code, np.ascontiguousarray(values, KINDS[code]).tobytes()))
-        self._columns = [getattr(self, name) for name in COLUMNS]
+        self._used = count
         self._free = array("i")
 
     def view(self, name: str) -> np.ndarray:
         """A column as an array that shares its memory; let go of it before a row is added."""
-        return np.frombuffer(getattr(self, name), KINDS[COLUMNS[name]])
+        return np.frombuffer(getattr(self, name), KINDS[COLUMNS[name]])[: self._used]
 
     def held(self) -> np.ndarray:
         """Rows in use, in order of insertion."""
@@ -92,7 +98,7 @@ class Rows:
     @property
     def num_bytes(self) -> int:
         """Memory held."""
-        return sum(len(self) * array(code).itemsize for code in COLUMNS.values()) + 4 * len(self._free)
+        return sum(len(self.number) * array(code).itemsize for code in COLUMNS.values()) + 4 * len(self._free)
 
 
 def places_by(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tba.records import Completion, Finish, Trajectory
+from tba.records import Completion, Finish, Trajectory, unchecked
 
 MOST_TOKENS = 1 << 21
 """Tokens at which a segment is closed: 8 MiB of ids."""
@@ -60,11 +60,15 @@ class Ragged:
         lengths = [len(one) for one in lists]
         total = sum(lengths)
         if not total:
-            self._note(lengths)
+            self._note_empty(len(lengths))
             return
         kind = self._values.dtype
         exact = np.float64 if kind == np.float32 else kind
         self.extend_flat(np.fromiter(chain.from_iterable(lists), exact, total), lengths)
+
+    def extend_bytes(self, lists: Sequence[bytes]) -> None:
+        """Adds lists of bytes."""
+        self.extend_flat(np.frombuffer(b"".join(lists), np.uint8), [len(one) for one in lists])
 
     def extend_flat(self, values: np.ndarray, lengths: Sequence[int]) -> None:
         """Adds lists that lie one after another in `values`."""
@@ -76,6 +80,9 @@ class Ragged:
                 wide = np.empty(len(self._values), np.float64)
                 wide[: self._used] = self.values  # what lies beyond was never written, and need not be a number
                 self._values = wide
+        if not len(values):
+            self._note_empty(len(lengths))
+            return
         self._note(lengths)
         if self._used + len(values) > len(self._values):
             room = np.empty(max(1024, self._used + len(values), len(self._values) * 3 // 2), self._values.dtype)
@@ -85,14 +92,18 @@ class Ragged:
         self._used += len(values)
 
     def _note(self, lengths: Sequence[int]) -> None:
-        if not self._starts and any(lengths):
+        if not self._starts:
             self._starts = array("i", bytes(4 * self._rows))
-        if self._starts or any(lengths):
-            at = self._used
-            for length in lengths:
-                self._starts.append(at)
-                at += length
+        starts, at = self._starts, self._used
+        for length in lengths:
+            starts.append(at)
+            at += length
         self._rows += len(lengths)
+
+    def _note_empty(self, count: int) -> None:
+        if self._starts:
+            self._starts.extend([self._used] * count)
+        self._rows += count
 
     def __getitem__(self, at: int) -> np.ndarray:
         if not self._starts:
@@ -112,11 +123,24 @@ class Ragged:
 
     def take(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The lists at `places` one after another, and their lengths."""
-        starts = self.starts_N1.astype(np.int64)
-        lengths = (starts[1:] - starts[:-1])[places]
+        if not self._starts:
+            return self.values, np.zeros(len(places), np.int64)
+        starts, last = np.frombuffer(self._starts, np.int32), self._rows - 1
+        first = starts[places].astype(np.int64)
+        lengths = np.where(places < last, starts[np.minimum(places + 1, last)], self._used) - first
         ends = np.cumsum(lengths)
-        flat = np.repeat(starts[:-1][places] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-        return self.values[flat], lengths
+        flat = np.repeat(first - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+        return self._values[flat], lengths
+
+    def lists_at(self, places: np.ndarray) -> list[Any]:
+        """The list at each of `places`, as a tuple, or as bytes where values are bytes."""
+        is_bytes = self._values.dtype == np.uint8
+        if not self._starts:
+            return [b"" if is_bytes else ()] * len(places)
+        values, lengths = self.take(places)
+        flat = values.tobytes() if is_bytes else tuple(values.tolist())
+        ends = np.cumsum(lengths)
+        return [flat[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
     def close(self) -> None:
         """Gives back what was set aside for more."""
@@ -135,6 +159,8 @@ RAGGED = {
 """Columns of lists, with their kinds; text is UTF-8, parts of the reward are JSON."""
 BYTES = {name: 1 if kind == "uint8" else 4 for name, kind in RAGGED.items()}
 """What one value of a list is counted with, whatever it takes."""
+IN_RECORDS = ("tokens", "text", "logps", "behaviour_logps", "token_versions", "reward_parts", "ref_logps")
+"""Columns of lists in the order of the fields of a completion, then of a trajectory."""
 PLAIN = {"ref_logp": "d", "ref_version": "q", "finish": "b"}
 """Columns of numbers, as array codes."""
 
@@ -175,41 +201,58 @@ class Segment:
         """Adds trajectories, whose ids lie one after another in `ids`; the caller sets their rows."""
         completions = [t.completion for t in trajectories]
         lists, numbers = self.lists, self.numbers
-        lists["tokens"].extend_flat(ids, [len(c.tokens) for c in completions])
-        lists["logps"].extend([c.logps if keeps_logps else () for c in completions])
-        lists["behaviour_logps"].extend([c.behaviour_logps if keeps_logps else () for c in completions])
+        count, lengths = len(completions), [len(c.tokens) for c in completions]
+        lists["tokens"].extend_flat(ids, lengths)
+        if keeps_logps:
+            lists["logps"].extend([c.logps for c in completions])
+            lists["behaviour_logps"].extend([c.behaviour_logps for c in completions])
+        else:
+            lists["logps"].extend([()] * count)
+            lists["behaviour_logps"].extend([()] * count)
+            self.logp.extend([c.logp for c in completions])
         lists["ref_logps"].extend([t.ref_logps for t in trajectories])
         lists["token_versions"].extend([c.token_versions for c in completions])
-        texts = [c.text.encode("utf-8", "surrogatepass") if keeps_text else b"" for c in completions]
-        parts = [json.dumps(dict(t.reward_parts)).encode() if t.reward_parts else b"" for t in trajectories]
-        lists["text"].extend(texts)
-        lists["reward_parts"].extend(parts)
+        texts = [c.text.encode("utf-8", "surrogatepass") for c in completions] if keeps_text else [b""] * count
+        lists["text"].extend_bytes(texts)
+        lists["reward_parts"].extend_bytes(
+            [json.dumps(dict(t.reward_parts)).encode() if t.reward_parts else b"" for t in trajectories]
+        )
         numbers["ref_logp"].extend([t.ref_logp for t in trajectories])
         numbers["ref_version"].extend([t.ref_version for t in trajectories])
         numbers["finish"].extend([FINISHES.index(c.finish) for c in completions])
-        if not keeps_logps:
-            self.logp.extend([c.logp for c in completions])
-        self.rows.extend([-1] * len(completions))
-        self.live += len(completions)
-        self.live_tokens += sum(len(c.tokens) for c in completions)
+        self.rows.extend([-1] * count)
+        self.live += count
+        self.live_tokens += sum(lengths)
 
     def trajectory(self, at: int, prompt_id: str, version: int, reward: float) -> Trajectory:
         """The trajectory at a place, as it was added; with equal log-probs if only their sum was kept."""
-        lists, numbers = self.lists, self.numbers
-        tokens = lists["tokens"].values_of(at)
-        logps = lists["logps"].values_of(at)
-        parts = lists["reward_parts"][at].tobytes()
-        completion = Completion(
-            tokens=tokens, text=lists["text"][at].tobytes().decode("utf-8", "surrogatepass"),
-            logps=logps or (self.logp[at] / len(tokens),) * len(tokens), version=version,
-            finish=FINISHES[numbers["finish"][at]], behaviour_logps=lists["behaviour_logps"].values_of(at),
-            token_versions=lists["token_versions"].values_of(at),
-        )
-        return Trajectory(
-            prompt_id=prompt_id, completion=completion, reward=reward, reward_parts=json.loads(parts) if parts else {},
-            ref_logp=numbers["ref_logp"][at], ref_version=numbers["ref_version"][at],
-            ref_logps=lists["ref_logps"].values_of(at),
-        )
+        return self.trajectories(np.array([at]), [prompt_id], [version], [reward])[0]
+
+    def trajectories(
+        self, places: np.ndarray, prompt_ids: Sequence[str], versions: Sequence[int], rewards: Sequence[float]
+    ) -> list[Trajectory]:
+        """`trajectory` at each of many places; what is equal among them may be one object."""
+        columns = {name: one.lists_at(places) for name, one in self.lists.items()}
+        at_N = places.tolist()
+        if self.logp:
+            columns["logps"] = [
+                own or (self.logp[at] / len(ids),) * len(ids)
+                for own, ids, at in zip(columns["logps"], columns["tokens"], at_N, strict=True)
+            ]
+        parts = {own: json.loads(own) if own else {} for own in set(columns["reward_parts"])}
+        finish, ref_logp, ref_version = (self.numbers[name] for name in ("finish", "ref_logp", "ref_version"))
+        found = []
+        for at, prompt_id, version, reward, ids, text, logps, behaviour, versions_T, own, ref in zip(
+            at_N, prompt_ids, versions, rewards, *(columns[name] for name in IN_RECORDS), strict=True
+        ):
+            completion = unchecked(
+                Completion, ids, text.decode("utf-8", "surrogatepass"), logps, version, FINISHES[finish[at]],
+                behaviour, versions_T,
+            )
+            found.append(unchecked(
+                Trajectory, prompt_id, completion, reward, parts[own], ref_logp[at], ref_version[at], ref
+            ))
+        return found
 
     def bytes_of(self, at: int) -> int:
         """Bytes that the trajectory at a place is counted with."""

@@ -65,6 +65,20 @@ class Storage:
         prompt_id = self.pools[rows.pool[row]].prompt.id
         return segment.trajectory(rows.at[row], prompt_id, rows.version[row], rows.reward[row])
 
+    def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:
+        """`trajectory` of each of many rows, in one pass over each segment."""
+        of, found = self.rows, {}
+        places: dict[int, list[int]] = {}
+        for row in rows:
+            places.setdefault(of.segment[row], []).append(row)
+        for key, own in places.items():
+            made = self.segments[key].trajectories(
+                np.array([of.at[row] for row in own]), [self.pools[of.pool[row]].prompt.id for row in own],
+                [of.version[row] for row in own], [of.reward[row] for row in own],
+            )
+            found.update(zip(own, made, strict=True))
+        return [found[row] for row in rows]
+
     def ids(self, row: int) -> np.ndarray:
         """Completion ids of the trajectory in a row."""
         return self.segments[self.rows.segment[row]].lists["tokens"][self.rows.at[row]]
@@ -109,22 +123,21 @@ class Storage:
         key, segment = self._open_segment()
         first, counted = len(segment), segment.counted
         segment.extend(trajectories, ids, **self._keeps)
-        inserted: list[int] = []
-        for place, trajectory in enumerate(trajectories):
-            row = self._fill_row(pool, trajectory, key, first + place)
-            self.rows.digest[row], self.rows.copy[row] = digests[place], copies[place]
-            segment.rows[first + place] = row
-            self._link(pool, row)
-            self._put_into_pool(pool, row)
-            inserted.append(row)
-        self.count += len(inserted)
+        rows = self.rows.new(len(trajectories))
+        segment.rows[first:] = array("i", rows)
+        self._fill(pool, rows, trajectories, key, first)
+        for row, digest, copy in zip(rows, digests, copies, strict=True):
+            self.rows.digest[row], self.rows.copy[row] = digest, copy
+        self._link(pool, rows)
+        self._put_into_pool(pool, rows)
+        self.count += len(rows)
         self.bytes += segment.counted - counted
         if self._in_versions > 2 * self.count + 1024:
             self.list_versions(min(self.versions))
         if segment.full:
             segment.close()
             self.merge_small()
-        return inserted
+        return rows
 
     def remove(self, row: int) -> None:
         """Forgets a row."""
@@ -220,34 +233,35 @@ class Storage:
         self.segments[self.next_segment] = new
         self.next_segment += 1
 
-    def _fill_row(self, pool: Pool, trajectory: Trajectory, segment: int, at: int) -> int:
-        rows = self.rows
-        row = rows.new()
-        length = len(trajectory.completion.tokens)
-        rows.number[row], rows.reward[row], rows.version[row] = (
-            self.next_number, trajectory.reward, trajectory.completion.version
-        )
-        rows.pool[row], rows.segment[row], rows.at[row], rows.length[row] = pool.number, segment, at, length
-        rows.uses[row], rows.window[row], rows.next_copy[row] = 0, -1, -1
-        self.next_number += 1
-        self.tokens += length
-        return row
+    def _fill(self, pool: Pool, new: Sequence[int], trajectories: Sequence[Trajectory], segment: int, at: int) -> None:
+        rows, number, owner = self.rows, self.next_number, pool.number
+        for place, (row, trajectory) in enumerate(zip(new, trajectories, strict=True)):
+            length = len(trajectory.completion.tokens)
+            rows.number[row], rows.reward[row] = number + place, trajectory.reward
+            rows.version[row] = trajectory.completion.version
+            rows.pool[row], rows.segment[row], rows.at[row], rows.length[row] = owner, segment, at + place, length
+            rows.uses[row], rows.window[row], rows.next_copy[row] = 0, -1, -1
+            self.tokens += length
+        self.next_number += len(new)
 
-    def _link(self, pool: Pool, row: int) -> None:
+    def _link(self, pool: Pool, new: Sequence[int]) -> None:
         rows = self.rows
-        rows.older[row], rows.newer[row] = self.newest, -1
-        rows.pool_older[row], rows.pool_newer[row] = pool.newest, -1
-        if self.newest >= 0:
-            rows.newer[self.newest] = row
-        if pool.newest >= 0:
-            rows.pool_newer[pool.newest] = row
-        self.newest = pool.newest = row
-        if self.oldest < 0:
-            self.oldest = row
-        if pool.oldest < 0:
-            pool.oldest = row
+        older, newer, pool_older, pool_newer = rows.older, rows.newer, rows.pool_older, rows.pool_newer
+        last, pool_last = self.newest, pool.newest
+        for row in new:
+            older[row], pool_older[row] = last, pool_last
+            if last >= 0:
+                newer[last] = row
+            if pool_last >= 0:
+                pool_newer[pool_last] = row
+            last = pool_last = row
+        newer[last] = pool_newer[pool_last] = -1
+        self.newest, pool.newest = last, pool_last
+        self.oldest = self.oldest if self.oldest >= 0 else new[0]
+        pool.oldest = pool.oldest if pool.oldest >= 0 else new[0]
         if self.worst is not None:
-            self.worst.put(row, row)
+            for row in new:
+                self.worst.put(row, row)
 
     def _unlink(self, pool: Pool, row: int) -> None:
         rows = self.rows
@@ -264,25 +278,28 @@ class Storage:
         if self.worst is not None:
             self.worst.clear(row)
 
-    def _put_into_pool(self, pool: Pool, row: int) -> None:
-        rows, slot = self.rows, len(pool.rows)
+    def _put_into_pool(self, pool: Pool, new: Sequence[int]) -> None:
+        rows, first = self.rows, len(pool.rows)
         if self.trees and not pool.trees:
             pool.trees = tuple(self.new_tree(name) for name in self.trees)
-        self.num_prompts += not slot
-        rows.slot[row] = slot
-        pool.rows.append(row)
+        self.num_prompts += not first
+        pool.rows.extend(new)
+        for slot, row in enumerate(new, first):
+            rows.slot[row] = slot
         for name, tree in zip(self.trees, pool.trees, strict=False):
-            tree.put(slot, self.leaf(name, row))
+            for slot, row in enumerate(new, first):
+                tree.put(slot, self.leaf(name, row))
         for size, ranks in self.ready.items():
-            if slot + 1 == size:
+            if first < size <= len(pool.rows):
                 ranks.add(pool.number)
-        version = rows.version[row]
-        if version >= self.window_from:
-            self._enter_window(pool, row)
-        if version not in self.versions:
-            self.versions[version] = array("i")
-        self.versions[version].append(row)
-        self._in_versions += 1
+        versions = [rows.version[row] for row in new]
+        self._enter_window(pool, [row for row, v in zip(new, versions, strict=True) if v >= self.window_from])
+        for version in dict.fromkeys(versions):
+            if version not in self.versions:
+                self.versions[version] = array("i")
+        for row, version in zip(new, versions, strict=True):
+            self.versions[version].append(row)
+        self._in_versions += len(new)
 
     def _leave_pool(self, pool: Pool, row: int) -> None:
         rows = self.rows
@@ -303,11 +320,13 @@ class Storage:
         if not pool.rows:
             pool.trees = ()
 
-    def _enter_window(self, pool: Pool, row: int) -> None:
-        self.rows.window[row] = len(pool.window)
-        pool.window.append(row)
+    def _enter_window(self, pool: Pool, new: Sequence[int]) -> None:
+        first = len(pool.window)
+        pool.window.extend(new)
+        for place, row in enumerate(new, first):
+            self.rows.window[row] = place
         for size, ranks in self.recent.items():
-            if len(pool.window) == size:
+            if first < size <= len(pool.window):
                 ranks.add(pool.number)
 
     def _leave_window(self, pool: Pool, row: int) -> None:
@@ -323,8 +342,8 @@ class Storage:
     def _refill_window(self) -> None:
         for row in self.rows.held().tolist():
             if self.rows.window[row] < 0 and self.rows.version[row] >= self.window_from:
-                self._enter_window(self.pools[self.rows.pool[row]], row)
-        self.list_versions(min(self.rows.version, default=0))
+                self._enter_window(self.pools[self.rows.pool[row]], [row])
+        self.list_versions(int(self.rows.view("version").min(initial=0)))
 
     def list_versions(self, first: int) -> None:
         """Lists the rows of every version from `first` on anew."""

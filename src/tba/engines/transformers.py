@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from tba.engines.protocol import Sampling, draw_ids, uniforms
 from tba.engines.rows import Sampled
-from tba.policy import Policy, copy_in, copy_out
+from tba.policy import Policy, copy_in, copy_out, positions
 from tba.records import Completion, Prompt
 
 
@@ -65,7 +65,7 @@ class TransformersEngine:
 
     def _forward(self, ids_FT: Tensor, mask_FT: Tensor, cache: DynamicCache) -> Tensor:
         """Logits [F, V] of the position after the last id; `mask_FT` covers everything read so far."""
-        position_FT = (mask_FT.cumsum(1) - 1).clamp(min=0)[:, -ids_FT.shape[1] :]
+        position_FT = positions(mask_FT)[:, -ids_FT.shape[1] :]
         return self._policy.model(
             input_ids=ids_FT.to(self._device), attention_mask=mask_FT.to(self._device),
             position_ids=position_FT.to(self._device), cache=cache, use_cache=True, logits_to_keep=1,
