@@ -70,14 +70,15 @@ def test_a_draw_waits_for_data_that_is_young_enough():
         had_to_wait, said = not drawn.done(), await depot.missing(2)
         await depot.publish(Notice(version=2, round=1, digest=""), ())
         await searched(depot)
-        _, found = await asyncio.wait_for(drawn, timeout=20)
-        return had_to_wait, said, found
+        _, found, sources = await asyncio.wait_for(drawn, timeout=20)
+        return had_to_wait, said, found, sources
 
-    had_to_wait, said, found = asyncio.run(journey())
+    had_to_wait, said, found, sources = asyncio.run(journey())
     assert had_to_wait
     assert "round 2 needs 12 prompts delivered, 16 are" in said
     assert "no prompt has 2 trajectories to draw a group from" in said
     assert found["buffer/drawn_by"] == {"recent": 2}
+    assert [(source.sampler, len(set(source.numbers))) for source in sources] == [("recent", 2)] * 2
 
 
 @pytest.mark.parametrize("comes_with", ["publication", "open lease"])
