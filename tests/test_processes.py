@@ -58,7 +58,7 @@ def test_draws_are_made_in_the_order_of_their_steps_however_they_arrive():
 
 
 def test_a_draw_waits_for_data_that_is_young_enough():
-    async def journey() -> tuple[bool, str, dict[str, Any]]:
+    async def journey() -> tuple[bool, str, dict[str, Any], list[Any]]:
         depot = a_depot_process(mix={"recent": 1.0})  # and recent is an age of at most 2 x 2 - 1 = 3
         await depot.publish(Notice(version=0, round=0, digest=""), ())
         for _ in range(4):  # four prompts a round, so all of rounds 0 to 3, sampled by version 0
