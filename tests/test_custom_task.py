@@ -34,6 +34,14 @@ def test_a_bad_line_is_named_with_blank_lines_counted(tmp_path: Path) -> None:
         read_rows(file, "prompt")
 
 
+@pytest.mark.parametrize("line", ['{"prompt": "\\ud800"}', '{"prompt": "a", "x": ["\\udfff"]}', "[" * 100_000])
+def test_what_is_no_text_or_too_deep_is_a_bad_line(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt":"a"}\n' + line + "\n")
+    with pytest.raises(SettingsError, match=r"rows\.jsonl:2 \(line 2\) "):
+        read_rows(file, "prompt")
+
+
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "2+2?", "answer": "4"}\n')

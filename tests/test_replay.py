@@ -294,7 +294,8 @@ def test_a_step_that_was_not_recorded_is_told_with_its_neighbours(
     assert "near it are 94, 95, 96. trainer.record_every = 1" in said
     assert len(said.splitlines()) == 1
     assert main(["buffer", "replay", str(whole), "--step", "9", "--objective", "grpo"]) == 2
-    assert "reads the reference log-prob of each token" in capsys.readouterr().err
+    both = "reads the behaviour log-prob of each token and the reference log-prob of each token"
+    assert both in capsys.readouterr().err
     assert main(["buffer", "replay", str(whole)]) == 2
 
 

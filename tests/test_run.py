@@ -254,6 +254,40 @@ def test_an_unfinished_checkpoint_is_told_of_and_the_older_one_used(whole: Path,
     check_same(run, whole)
 
 
+@pytest.mark.parametrize("harm", ["trainer.safetensors", "depot.json", "buffer.json", "run.json"])
+def test_a_damaged_checkpoint_is_told_of_and_the_older_one_used(harm: str, whole: Path, tmp_path: Path):
+    run = copy_of(whole, tmp_path)
+    file = run / "checkpoints" / "step_96" / harm
+    if harm == "depot.json":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size - 7)
+    notes: list[str] = []
+    again = resumed(run, settings_of_run(run), lambda kind, record: notes.append(str(record.get("text", ""))))
+    assert again.execute()["status"] == "done"
+    assert any(f"step_96 is damaged ({harm} is gone or of another size)" in note for note in notes), notes
+    check_same(run, whole)
+
+
+def test_a_log_that_lost_its_end_is_told_of_and_holds_whole_lines_only(whole: Path, tmp_path: Path):
+    run = copy_of(whole, tmp_path)
+    log = run / "metrics.jsonl"
+    os.truncate(log, log.stat().st_size // 3)
+    notes: list[str] = []
+    resumed(run, settings_of_run(run), lambda kind, record: notes.append(str(record.get("text", "")))).execute()
+    assert any(note.startswith("metrics.jsonl has lost ") for note in notes), notes
+    assert all(json.loads(line) for line in log.read_text("utf-8").splitlines())
+
+
+@pytest.mark.parametrize("name", ["steps-000000001.parquet", "steps-abc.parquet"])
+def test_damaged_records_of_steps_keep_no_run_from_going_on(name: str, whole: Path, tmp_path: Path):
+    run = copy_of(whole, tmp_path)
+    for file in (run / "steps").glob("*"):
+        file.write_bytes(b"PAR1 and no more")
+    (run / "steps" / name).write_bytes(b"")
+    assert resumed(run, settings_of_run(run), lambda kind, record: None).execute()["status"] == "done"
+
+
 def copy_of(run: Path, folder: Path) -> Path:
     import shutil
 

@@ -163,6 +163,15 @@ def test_unknown_keys_wrong_values_and_contradictions_come_together():
     assert len(found) == 6
 
 
+@pytest.mark.parametrize("word", [
+    "buffer.preset=[1]", "buffer.preset={a: 1}", "seed=!!int ''", "seed=!!float ''", "seed=!!timestamp x",
+    "seed=" + "[" * 3000,
+])
+def test_what_yaml_or_a_preset_cannot_be_is_one_problem(word: str):
+    (only,) = problems(word)
+    assert word.split("=")[0] in only
+
+
 def test_problems_found_earlier_are_reported_too():
     with pytest.raises(SettingsError) as caught:
         read_settings("enumerable", ["seed=x"], ["run directory 'r' exists already"])

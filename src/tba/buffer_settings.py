@@ -72,9 +72,10 @@ class BufferSettings(Section):
     @classmethod
     def _from_preset(cls, given: Any) -> Any:
         """Fills what is not given from the preset."""
-        if not isinstance(given, Mapping) or given.get("preset") not in BUFFER_PRESETS:
+        name = given.get("preset") if isinstance(given, Mapping) else None
+        if not isinstance(name, str) or name not in BUFFER_PRESETS:
             return given
-        return {**BUFFER_PRESETS[given["preset"]], **given}
+        return {**BUFFER_PRESETS[name], **given}
 
     @property
     def shares(self) -> dict[str, float | tuple[float, float, int]]:

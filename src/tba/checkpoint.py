@@ -43,7 +43,8 @@ def save(run_dir: Path, step: int, write: Callable[[Path], None], facts: Mapping
         (partial / "run.json").write_text(json.dumps({"format": FORMAT, "step": step, **facts}), "utf-8")
         for path in partial.iterdir():
             _to_disk(path)
-        (partial / MARK).write_text("", "utf-8")
+        sizes = {path.name: path.stat().st_size for path in partial.iterdir()}
+        (partial / MARK).write_text(json.dumps(sizes), "utf-8")
         _to_disk(partial)
         _remove(final)
         os.replace(partial, final)
@@ -66,17 +67,27 @@ def _remove(folder: Path) -> None:
 
 
 def complete(run_dir: Path) -> list[tuple[int, Path]]:
-    """Steps and folders of the complete checkpoints, oldest first."""
+    """Steps and folders of the complete checkpoints, oldest first; one that has lost files or parts of them is not."""
     found = [
         (int(match[1]), path)
         for path in (run_dir / "checkpoints").glob("*step_*")
-        if (match := _STEP.fullmatch(path.name)) and (path / MARK).is_file()
+        if (match := _STEP.fullmatch(path.name)) and (path / MARK).is_file() and not damage(path)
     ]
     return sorted(found)
 
 
+def damage(path: Path) -> str:
+    """Which file of a finished checkpoint is gone or of another size than it was written with; '' if none is."""
+    try:
+        sizes: dict[str, int] = json.loads((path / MARK).read_text("utf-8"))
+    except (OSError, ValueError):
+        return MARK
+    found = {file.name: file.stat().st_size for file in path.iterdir()}
+    return next((name for name, size in sizes.items() if found.get(name) != size), "")
+
+
 def incomplete(run_dir: Path) -> list[Path]:
-    """Folders in `checkpoints/` that were not finished."""
+    """Folders in `checkpoints/` that were not finished, or are damaged."""
     whole = {path for _, path in complete(run_dir)}
     return sorted(path for path in (run_dir / "checkpoints").glob("*") if path.is_dir() and path not in whole)
 

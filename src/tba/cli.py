@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from tba.metrics import Say, finite
 from tba.reading import built_in_recipes, read_settings
 from tba.records import visible
 from tba.settings import DEBUG, Settings, SettingsError
+from tba.signals import terminated_as_interrupted
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -57,7 +59,11 @@ def train(words: Words = None, run: RunOption = None, as_json: AsJson = False) -
 
         place = RunDirectory(directory)
         place.create(settings)
-        return Run(settings, place, say)
+        try:
+            return Run(settings, place, say)
+        except SettingsError:
+            shutil.rmtree(directory)  # made a moment ago: the corrected command may have its name
+            raise
 
     _execute(make, settings.trainer.steps, started, as_json)
 
@@ -144,7 +150,7 @@ def buffer_show(
     run: RunPath,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Only this prompt id.")] = None,
     top: Annotated[Literal["reward", "age", "used"] | None, typer.Option("--top", help="Highest first.")] = None,
-    most: Annotated[int, typer.Option("--most", help="Trajectories shown.")] = 20,
+    most: Annotated[int, typer.Option("--most", min=0, help="Trajectories shown.")] = 20,
 ) -> None:
     """Trajectories of the buffer in a run's newest checkpoint, newest first or those with the highest `--top`."""
     from tba.buffer.export import ordered
@@ -169,9 +175,9 @@ def buffer_export(
 @buffer_app.command("replay")
 def buffer_replay(
     run: RunPath,
-    step: Annotated[int, typer.Option("--step", help="A recorded step.")],
+    step: Annotated[int, typer.Option("--step", min=1, max=1 << 53, help="A recorded step.")],
     objective: Annotated[str | None, typer.Option("--objective", help="Also under this objective.")] = None,
-    top: Annotated[int, typer.Option("--top", help="Groups shown, the largest residuals first.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=0, help="Groups shown, the largest residuals first.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Compute a past step again from what was recorded of it, and compare with what was logged."""
@@ -227,7 +233,12 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
         SettingsError: with all that is wrong.
     """
     problems: list[str] = []
-    if directory is not None and directory.exists():
+    try:
+        is_taken = directory is not None and directory.exists()
+    except OSError as error:
+        is_taken = False
+        problems.append(f"run directory {str(directory)[:80]!r}: {error.strerror}; choose another with --run.")
+    if is_taken:
         problems.append(
             f"run directory {str(directory)!r} exists already; choose another with --run, or go on with: "
             f"tba resume {directory}"
@@ -238,7 +249,7 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
 def _execute(make: Callable[[Say], Runs], steps: int, started: float, as_json: bool) -> None:
     from tba.progress import Progress
 
-    with Progress(steps, started) as progress:
+    with Progress(steps, started) as progress, terminated_as_interrupted():
         summary = make(progress.say).execute()
     if summary["status"] == "failed":
         _to_stderr(f"error: {visible(summary['message'])}")
@@ -266,10 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print("\n".join(f"error: {visible(problem)}" for problem in error.problems), file=sys.stderr)
         return WRONG_INPUT
-    except typer.Abort:
-        return INTERRUPTED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except (typer.Abort, KeyboardInterrupt):
+        _to_stderr("interrupted")
         return INTERRUPTED
     except Exception as error:
         show = getattr(error, "show", None)

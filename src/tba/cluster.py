@@ -23,6 +23,7 @@ from tba.metrics import Say
 from tba.policy import Policy
 from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess, settle
 from tba.settings import Settings
+from tba.signals import interrupts_held
 from tba.weights import Weights
 
 POLL_S = 0.2
@@ -70,10 +71,11 @@ class Cluster:
         self._publishing: Any = None
         self._is_searching = False
         try:
-            ray.init(
-                address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
-                logging_level=logging.ERROR, _temp_dir=self._temp,
-            )
+            with interrupts_held():  # of what is half started nobody knows, and it would be left behind
+                ray.init(
+                    address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
+                    logging_level=logging.ERROR, _temp_dir=self._temp,
+                )
             self._trainer: Any = self._spawn(
                 TrainerProcess, self._tree, self._threads, self._resume_from, str(run_dir.resolve()),
                 groups={"feed": 1, "publish": 1},
@@ -257,6 +259,11 @@ class Cluster:
         except RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error
+            if isinstance(error.cause, RayActorError):
+                raise RunFailedError(
+                    f"waiting for {awaited}: a process that it asked has died; go on from the newest checkpoint with "
+                    f"tba resume."
+                ) from error
             raise RunFailedError(f"waiting for {awaited}: {_reason(error)}") from error
         except RayActorError as error:
             raise RunFailedError(

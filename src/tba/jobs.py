@@ -13,6 +13,7 @@ from tba import catalog, checkpoint
 from tba.leases import Pace
 from tba.metrics import finite
 from tba.reading import check_settings, read_settings
+from tba.records import visible
 from tba.settings import Settings, SettingsError
 
 
@@ -107,6 +108,8 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
     engine = assembly.make_engine(settings, policy)
     sampling = Sampling(max_new_tokens=settings.search.max_new_tokens, temperature=policy.temperature)
     for text in prompts:
+        if text.encode("utf-8", "replace").decode("utf-8") != text:
+            raise SettingsError([f"prompt {visible(text)[:80]!r} holds half of a surrogate pair, which is no text."])
         prompt = Prompt(id=text, tokens=policy.encode(text), text=text)
         seed = secrets.randbits(64)
         yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
@@ -223,12 +226,14 @@ def export(buffer: Any, file: Path) -> None:
     """Writes every trajectory of a buffer, oldest first, into a new .jsonl or .parquet file.
 
     Raises:
-        SettingsError: the file exists, or its name ends otherwise.
+        SettingsError: the file exists, its folder does not, or its name ends otherwise.
     """
     from tba.buffer.export import rows_of, write_parquet
 
-    if file.exists() or file.suffix not in (".jsonl", ".parquet"):
-        raise SettingsError([f"{str(file)!r} must be the name of a new .jsonl or .parquet file."])
+    if file.exists() or file.suffix not in (".jsonl", ".parquet") or not file.parent.is_dir():
+        raise SettingsError([
+            f"{str(file)!r} must be the name of a new .jsonl or .parquet file, in a folder that there is."
+        ])
     if file.suffix == ".parquet":
         write_parquet(buffer, file)
         return

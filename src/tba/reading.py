@@ -40,7 +40,7 @@ def _load(text: str) -> Any:
     """The YAML of `text`; what it cannot build (a 13th month, digits without any) is a YAML error too."""
     try:
         return yaml.load(text, _Loader)
-    except ValueError as error:
+    except (ValueError, IndexError, AttributeError, TypeError, RecursionError) as error:
         raise yaml.YAMLError(str(error)) from error
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tba.batch import MicroBatch, Rows
 from tba.buffer.columns import utf8
 from tba.buffer.entries import Draw
 from tba.loss import completion_mask, widened
+from tba.settings import SettingsError
 
 SCHEMA = 1
 """Version of the files' columns, kept in their metadata as `tba_schema`."""
@@ -27,6 +29,7 @@ FILES = 64
 """Files kept, at most; each holds its part of the bound on their size, or one step."""
 TOGETHER = 8
 """Recorded steps that are written at a time, if no checkpoint comes before."""
+_NAME = re.compile(r"steps-\d+\.parquet")
 FOLDER = "steps"
 """Where the files are, in a run directory."""
 
@@ -167,7 +170,11 @@ class Recorder:
             if _first_of(file) > step:
                 file.unlink()
         for file in _files(self._folder)[-1:]:
-            table = _read(file)
+            try:
+                table = _read(file)
+            except SettingsError:  # it cannot be gone on with; what it held is lost already
+                file.unlink()
+                continue
             kept = table.filter(pc.less_equal(table["step"], step))  # pyright: ignore
             is_cut = kept.num_rows < table.num_rows
             if is_cut or kept.nbytes < self._share:
@@ -255,10 +262,7 @@ def _lists(value_NT: Tensor | None, mask_NT: Tensor) -> Any:
 
 def recorded_steps(run: Path) -> list[int]:
     """The steps that the files of a run directory hold, in order."""
-    import pyarrow.parquet as pq
-
-    found = {step for file in _files(run / FOLDER)
-             for step in pq.read_table(file, columns=["step"])["step"].unique().to_pylist()}
+    found = {step for file in _files(run / FOLDER) for step in _read(file, ["step"])["step"].unique().to_pylist()}
     return sorted(found)
 
 
@@ -275,14 +279,26 @@ def rows_of_step(run: Path, step: int) -> list[dict[str, Any]]:
 
 def _files(folder: Path) -> list[Path]:
     """Oldest first."""
-    return sorted(folder.glob("steps-*.parquet"), key=_first_of)
+    return sorted((f for f in folder.glob("steps-*.parquet") if _NAME.fullmatch(f.name)), key=_first_of)
 
 
 def _first_of(file: Path) -> int:
     return int(file.stem.removeprefix("steps-"))
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path, columns: list[str] | None = None) -> Any:
+    """The table of a file.
+
+    Raises:
+        SettingsError: it is damaged.
+    """
     import pyarrow.parquet as pq
 
-    return pq.read_table(file)
+    try:
+        table = pq.read_table(file, columns=columns)
+    except (OSError, ValueError) as error:
+        raise SettingsError([f"{str(file)!r} is damaged ({error}); remove it, and its steps are gone."]) from error
+    lacking = [name for name in columns or _schema_of_rows().names if name not in table.column_names]
+    if lacking:
+        raise SettingsError([f"{str(file)!r} has no column {lacking[0]!r}; remove it, and its steps are gone."])
+    return table

@@ -164,7 +164,8 @@ def _with_objective(settings: Settings, name: str) -> Settings:
         return settings
     tree = settings.resolved()
     kept = {key: value for key, value in tree["objective"].items() if key not in catalog.KNOBS}
-    return check_settings({**tree, "objective": {**kept, "name": name}})
+    buffer = {**tree["buffer"], "keep_logps": None}  # what was kept is known from the record
+    return check_settings({**tree, "objective": {**kept, "name": name}, "buffer": buffer})
 
 
 def _is_computable(settings: Settings, name: str, rows: Sequence[Row]) -> bool:

@@ -61,11 +61,20 @@ class RunDirectory:
         """Bytes of each log, to cut it back to on resume."""
         return {f.name: f.stat().st_size if f.exists() else 0 for f in (self.metrics, self.completions)}
 
-    def cut(self, sizes: Mapping[str, int]) -> None:
-        """Removes what was logged after a checkpoint: the resumed run logs it again."""
+    def cut(self, sizes: Mapping[str, int]) -> list[str]:
+        """Removes what was logged after a checkpoint: the resumed run logs it again. Returns what is missing, in words.
+
+        Of a log that has lost its end, what is left of its last line goes too.
+        """
+        missing = []
         for name, size in sizes.items():
-            if (self.path / name).exists():
+            found = (self.path / name).read_bytes() if (self.path / name).exists() else b""
+            if len(found) < size:
+                missing.append(f"{name} has lost {size - len(found)} of the {size} bytes it had at the checkpoint")
+                size = found.rfind(b"\n") + 1
+            if found:
                 os.truncate(self.path / name, size)
+        return missing
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replaces a JSON file, whole or not at all."""
@@ -99,7 +108,8 @@ class Run:
             self._journey.close()
             raise
         if resume_from is not None:
-            directory.cut(self._facts["logs"])
+            for lost in directory.cut(self._facts["logs"]):
+                say("note", {"text": lost})
         self._beside = ThreadPoolExecutor(1, "evaluation") if settings.mode == "async" else None
         self._pending: Future[Evaluation] | None = None
         self._wants_stop = threading.Event()
@@ -154,6 +164,9 @@ class Run:
             if DEBUG in os.environ:
                 traceback.print_exc()
             return self._finish("failed", f"{type(error).__name__}: {error}", final)
+        except KeyboardInterrupt:
+            self._finish("interrupted", "interrupted twice: what came after the newest checkpoint is lost", final)
+            raise
         except BaseException as error:
             self._finish("failed", type(error).__name__, final)
             raise
@@ -269,16 +282,17 @@ class Run:
     # ---- the end ----
 
     def _finish(self, status: str, message: str, final: Mapping[str, Any]) -> dict[str, Any]:
-        wall = self._facts["wall_s"] if status != "failed" else self._wall()
+        is_whole = not message
+        wall = self._facts["wall_s"] if is_whole else self._wall()
         trained_s = wall - self._wall_before
         waited_s = self._spent["wait_s"] + self._spent["publish_s"]
-        ledger = self._journey.ledger() if status != "failed" else {}
+        ledger = self._journey.ledger() if is_whole else {}
         summary = {
             "status": status, "run": str(self._directory.path), "steps": self._step,
             "version": self._version, "wall_s": wall, "seed": self._settings.seed,
             "start": self._facts["start"], "final": final, "ledger": ledger, "message": message,
             "trainer": {**self._spent, "wait_share": waited_s / trained_s if trained_s > 0 else None},
-            "searchers": self._journey.times() if status != "failed" else {},
+            "searchers": self._journey.times() if is_whole else {},
         }
         if ledger:
             self._directory.write_json("ledger.json", ledger)
@@ -286,9 +300,9 @@ class Run:
             self._directory.write_json("summary.json", summary)
             write_report(self._directory.path)
         except OSError as error:
-            if status != "failed":
+            if is_whole:
                 raise
-            self._say("note", {"text": f"summary and report were not written: {error}"})
+            self._say("note", {"text": f"the report, and perhaps the summary, were not written: {error}"})
         return m.finite(summary)
 
 
@@ -309,7 +323,9 @@ def resumed(path: Path, settings: Settings, say: Say) -> Run:
     """
     found = checkpoint.complete(path)
     for left in checkpoint.incomplete(path):
-        say("note", {"text": f"{left} was not finished and is not used"})
+        broken = checkpoint.damage(left) if (left / checkpoint.MARK).is_file() else ""
+        why = f"is damaged ({broken} is gone or of another size)" if broken else "was not finished"
+        say("note", {"text": f"{left} {why} and is not used"})
     if not found:
         raise SettingsError([
             f"{str(path)!r} holds no complete checkpoint to resume from; start again with: "

@@ -102,7 +102,7 @@ def read_rows(path: Path, column: str) -> list[tuple[str, dict[str, Any]]]:
         place = f"{path}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{place} (line {number}) is not JSON: {error}.")
             continue
         wrong = _row_problem(row, column)
@@ -121,6 +121,10 @@ def _row_problem(row: Any, column: str) -> str:
     if column not in row:
         return f"has no column {column!r}, only {', '.join(map(repr, row))}; set task.prompt_column to the right one."
     asked = row[column]
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair, which is no text; write the whole character."
     if isinstance(asked, str):
         return "" if asked else f"has an empty {column!r}."
     is_chat = isinstance(asked, list) and bool(asked) and all(
