@@ -56,6 +56,8 @@ def adds_up(ledger: dict[str, Any]) -> bool:
                     "search.temperature={low: 0.8, high: 1.6}", "objective.target_kl=0.5")),
     ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8",
                     "policy.lora.rank=4", "reference.kind=ema", "reference.decay=0.5")),
+    ("enumerable", ("trainer.steps=24", "trainer.sync_every=4", "buffer.shards=2", "buffer.capacity=900",
+                    "buffer.mix={recent: 0.6, reward: 0.4}", "buffer.max_uses=3")),
 ])
 def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: str, words: tuple[str, ...]) -> None:
     threads = torch.get_num_threads()
@@ -188,3 +190,26 @@ def test_ctrl_c_leaves_a_checkpoint_no_process_and_a_run_that_goes_on(tmp_path: 
     assert resumed["steps"] == summary["steps"] + 16
     assert [record["step"] for record in steps_of(folder)] == list(range(1, resumed["steps"] + 1))
     assert adds_up(resumed["ledger"])
+
+
+@pytest.mark.parametrize(("sent", "said"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "did not answer within half of")])
+def test_a_shard_that_dies_or_stands_still_ends_the_run_and_is_named(tmp_path: Path, sent: int, said: str) -> None:
+    folder = tmp_path / "run"
+    process = started(folder, "trainer.steps=4000", "buffer.shards=2", "checkpoint.every=8", "async.wait_limit_s=20")
+    wait_for_steps(process, folder, 24)
+    shards = children_named(process.pid, "ray::ShardProcess")
+    assert len(shards) == 2
+    os.kill(shards[1], sent)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, err
+    message = json.loads(out.splitlines()[-1])["message"]
+    assert "of 2 of the buffer" in message
+    assert said in message
+    assert "tba resume RUN" in message
+    steps = json.loads(out.splitlines()[-1])["steps"]
+    settings = (folder / "config.yaml").read_text().replace("steps: 4000", f"steps: {8 * (steps // 8 + 2)}")
+    (folder / "config.yaml").write_text(settings)
+    command = [sys.executable, "-m", "tba", "resume", str(folder), "--json"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert again.returncode == 0, again.stderr
+    assert adds_up(json.loads(again.stdout.splitlines()[-1])["ledger"])

@@ -18,10 +18,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from tba import metrics as m
 from tba.assembly import Questions
+from tba.depot import options_of
 from tba.loop import LOOKAHEAD, Ask
 from tba.metrics import Say
 from tba.policy import Policy
-from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess, settle
+from tba.processes import DepotProcess, Notice, SearcherProcess, ShardProcess, TrainerProcess, settle
 from tba.settings import Settings
 from tba.weights import Weights
 
@@ -95,8 +96,12 @@ class Cluster:
         """Starts the depot with the training prompts, and waits until depot and trainer are up."""
         del policy
         prompts = ray.put(list(questions.training))
-        self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from)
-        limit = max(self._limit, START_LIMIT_S)
+        limit, shards = max(self._limit, START_LIMIT_S), []
+        if (count := settings.buffer.shards) > 1:
+            shards = [self._spawn(ShardProcess, options) for options in options_of(settings).shared_out(count)]
+        for number, shard in enumerate(shards):
+            self._get(shard.ready.remote(), f"shard {number} of the buffer to start", limit)
+        self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from, shards)
         self._get(self._depot.ready.remote(), "the depot to start", limit)
         self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start", limit)
         settle()
