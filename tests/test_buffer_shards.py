@@ -28,12 +28,11 @@ from tba.reading import read_settings
 from tba.settings import SettingsError
 from test_buffer import OPERATIONS, PER_PROMPT, check_draws
 
-NAMES = [f"p{n}" for n in range(7)]
-"""Of three shards the first has p2, the second p1, p3, p5 and p6, the third p0 and p4."""
+NAMES = [f"f{n}" for n in range(7)]
+"""Of three shards the first has f1 and f5, the second f6, the third f0, f2, f3 and f4."""
 TEMPERATURE = 0.6
 DRAWS = 4000
-CRITICAL = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 6: 22.46, 11: 31.26, 13: 34.53, 17: 40.79, 20: 45.31, 27: 55.48,
-            41: 74.74}  # fmt: skip
+CRITICAL = {1: 10.83, 4: 18.47, 6: 22.46, 8: 26.12, 16: 39.25, 19: 43.82, 41: 74.74}
 """Of chi-squared at 0.001, by degrees of freedom."""
 
 
@@ -64,7 +63,7 @@ def difference(one: Counter, other: Counter) -> float:
 
 
 def test_the_shard_of_a_prompt_is_the_same_in_every_process_and_version():
-    assert [shard_of(name, 3) for name in NAMES] == [2, 1, 0, 1, 2, 1, 1]
+    assert [shard_of(name, 3) for name in NAMES] == [2, 0, 2, 2, 2, 0, 1]
     assert [shard_of(name, 1) for name in NAMES] == [0] * 7
     assert shard_of("\ud800 lone", 5) == shard_of("\ud800 lone", 5)
     seen = Counter(shard_of(f"prompt {n}", 5) for n in range(5000))
@@ -82,9 +81,9 @@ def test_bounds_over_all_prompts_are_shared_out_to_the_last_and_those_of_one_are
 
 
 def fill(buffers: tuple[ReplayBuffer, ShardedBuffer]) -> None:
-    """Pools of 2 to 4; those of p0, p1 and p5 are recent, the copies of p3 are for novelty to find."""
+    """Pools of 2 to 4; those of f0, f1 and f5 are recent, the copies of f5 are for novelty to find."""
     for at, name in enumerate(NAMES):
-        items = [((at, 3 if at == 3 and n else n, 2), 0.3 * n - 0.1 * at) for n in range(2 + at % 3)]
+        items = [((at, 3 if at == 5 and n else n, 2), 0.3 * n - 0.1 * at) for n in range(2 + at % 3)]
         for buffer in buffers:
             buffer.add(a_group(name, items, version=5 if at in (0, 1, 5) else 0))
 
@@ -137,7 +136,7 @@ def test_a_mixture_draws_as_stated_and_as_from_one_buffer():
     buffers = both(mix=mix, reward_temperature=TEMPERATURE, recent_age=2)
     fill(buffers)
     expected = {(s, name): share / (3 if s == "recent" else 7)
-                for s, share in mix.items() for name in (("p0", "p1", "p5") if s == "recent" else NAMES)}
+                for s, share in mix.items() for name in (("f0", "f1", "f5") if s == "recent" else NAMES)}
     seen = [Counter((d.sampler, d.prompt.id) for d in firsts(b, 7 + n)) for n, b in enumerate(buffers)]
     assert distance(seen[0], {**expected}) < 1
     assert distance(seen[1], {**expected}) < 1
@@ -171,32 +170,32 @@ def test_the_frequencies_would_show_shards_that_are_drawn_from_equally_or_by_tra
 
 
 def test_groups_used_up_on_the_way_leave_the_batch_as_they_would_leave_one_buffer():
-    """p0 holds 4, p1 holds 2, each may be used once: both are drawn in either order, then p0 again, then nothing."""
+    """f0 holds 4, f1 holds 2, each may be used once: both are drawn in either order, then f0 again, then nothing."""
     seen = []
     for seed in range(2):
         counted = Counter[Any]()
         dice = rng(seed)
         for _ in range(400):
             buffer = both(mix={"uniform": 0.6, "reward": 0.4}, max_uses=1)[seed]
-            buffer.add(a_group("p0", [((n, 2), 0.1 * n) for n in range(4)]))
-            buffer.add(a_group("p1", [((n, 2), 0.1 * n) for n in range(2)]))
+            buffer.add(a_group("f0", [((n, 2), 0.1 * n) for n in range(4)]))
+            buffer.add(a_group("f1", [((n, 2), 0.1 * n) for n in range(2)]))
             draws = buffer.sample(9, 2, version=0, rng=dice)
             assert [d.prompt_probability for d in draws] == [0.5, 1.0, 1.0]
             assert len(buffer) == 0
             assert buffer.ledger()["trajectories"]["evicted"] == {"used up": 6}
             counted["".join(d.prompt.id for d in draws)] += 1
         seen.append(counted)
-        assert distance(counted, {"p0p1p0": 0.5, "p1p0p0": 0.5}) < 1
+        assert distance(counted, {"f0f1f0": 0.5, "f1f0f0": 0.5}) < 1
 
 
 def test_a_sampler_whose_prompts_are_used_up_leaves_its_share_and_is_counted():
     for buffer in both(mix={"recent": 0.9, "uniform": 0.1}, max_uses=2, recent_age=1):
-        buffer.add(a_group("p0", [((1, 2), 0.1), ((2, 2), 0.2)], version=5))
+        buffer.add(a_group("f0", [((1, 2), 0.1), ((2, 2), 0.2)], version=5))
         for name in NAMES[1:]:
             buffer.add(a_group(name, [((n, 2), 0.1) for n in range(9)], version=0))
         draws = buffer.sample(40, 2, version=5, rng=rng(4))
         assert len(draws) == 40
-        assert Counter(d.prompt.id for d in draws)["p0"] == 2
+        assert Counter(d.prompt.id for d in draws)["f0"] == 2
         assert sum(d.sampler == "recent" for d in draws) <= 2
         assert buffer.unmet["recent"] > 20
         assert set(buffer.unmet) == {"recent"}
@@ -285,8 +284,9 @@ def test_any_sequence_of_operations_keeps_every_promise(operations, dedup, max_u
         if not has_drawn:  # the same, also in number and order; draws differ, though not in distribution
             assert list(sharded.entries()) == list(single.entries())
             assert sharded.ledger() == single.ledger()
-            assert json.dumps(sharded.served()) == json.dumps(single.served())
-            assert sharded.fairness()["prompts"] == pytest.approx(single.fairness()["prompts"])
+            assert json.dumps(sharded.served()[0]) == json.dumps(single.served()[0])
+            one, other = (sorted(map(json.dumps, buffer.fairness()["prompts"])) for buffer in (single, sharded))
+            assert one == other  # in one order but for ties
 
 
 def test_eviction_by_a_total_bound_is_each_shards_own():
@@ -295,7 +295,7 @@ def test_eviction_by_a_total_bound_is_each_shards_own():
         for buffer in (single, sharded):
             buffer.add(a_group(name, [((1, 2), 0.1), ((2, 2), 0.2)]))
     assert Counter(p.id for p, _ in single.entries()) == dict.fromkeys(NAMES[1:], 2)
-    assert Counter(p.id for p, _ in sharded.entries()) == {"p2": 2, "p5": 2, "p6": 2, "p0": 2, "p4": 2}
+    assert Counter(p.id for p, _ in sharded.entries()) == dict.fromkeys(("f1", "f3", "f4", "f5", "f6"), 2)
     assert sharded.ledger()["trajectories"]["evicted"] == {"capacity": 4}
 
 
@@ -373,13 +373,13 @@ def test_a_save_links_what_the_last_one_wrote_also_after_its_folder_was_renamed(
 def test_another_number_of_shards_than_was_saved_is_refused(tmp_path: Path):
     single, sharded = both(3)
     sharded.save(tmp_path)
-    with pytest.raises(ValueError, match="a buffer of 3 shards, buffer.shards = 4; set buffer.shards=3"):
+    with pytest.raises(ValueError, match=r"a buffer of 3 shards, buffer\.shards = 4; set buffer\.shards=3"):
         ShardedBuffer(Options(), 4).load(tmp_path)
-    with pytest.raises(ValueError, match="no buffer.json.*buffer.shards must be what it was"):
+    with pytest.raises(ValueError, match=r"no buffer\.json.*buffer\.shards must be what it was"):
         single.load(tmp_path)
     (tmp_path / "one").mkdir()
     single.save(tmp_path / "one")
-    with pytest.raises(ValueError, match=r"no shards.json.*buffer.shards must be what it was"):
+    with pytest.raises(ValueError, match=r"no shards\.json.*buffer\.shards must be what it was"):
         sharded.load(tmp_path / "one")
     head = json.loads((tmp_path / "shards.json").read_text())
     (tmp_path / "shards.json").write_text(json.dumps({**head, "schema": 2}))
@@ -422,7 +422,7 @@ def test_one_shard_is_one_buffer():
 @pytest.mark.parametrize(("overrides", "words"), [
     (["buffer.shards=0"], ["buffer.shards"]),
     (["buffer.shards=2.5"], ["buffer.shards"]),
-    (["buffer.shards=4", "buffer.capacity=511"], ["buffer.capacity = 511 / buffer.shards = 4", "one batch needs (128)"]),
+    (["buffer.shards=4", "buffer.capacity=511"], ["buffer.capacity = 511 / buffer.shards = 4", "batch needs (128)"]),
     (["buffer.shards=3", "buffer.capacity_tokens=1000"], ["buffer.capacity_tokens = 1000 / buffer.shards = 3"]),
 ])
 def test_shards_that_hold_no_batch_are_refused(overrides, words):
@@ -456,7 +456,7 @@ def test_a_run_with_shards_can_be_looked_into(tmp_path: Path, capsys: pytest.Cap
 def test_the_highest_and_the_newest_are_those_of_one_buffer():
     buffers = both()
     fill(buffers)
-    for options in ({}, {"top": "reward"}, {"top": "age"}, {"top": "used"}, {"prompt": "p5"}, {"prompt": "none"}):
+    for options in ({}, {"top": "reward"}, {"top": "age"}, {"top": "used"}, {"prompt": "f5"}, {"prompt": "none"}):
         for most in (1, 5, 99):
             one, other = (ordered(buffer, most, **options) for buffer in buffers)  # type: ignore[arg-type]
             assert one == other
@@ -466,7 +466,7 @@ def test_the_highest_and_the_newest_are_those_of_one_buffer():
 def test_a_pick_says_what_it_is():
     _, sharded = both()
     fill((ReplayBuffer(), sharded))
-    part = sharded.parts[1]
+    part = sharded.parts[0]
     part.advance(5)
-    (draw,) = part.sample_from([Pick(sampler="uniform", prompt=2, probability=0.3)], 2, version=5, rng=rng())
-    assert (draw.prompt.id, draw.sampler, draw.prompt_probability) == ("p5", "uniform", 0.3)
+    (draw,) = part.sample_from([Pick(sampler="uniform", prompt=1, probability=0.3)], 2, version=5, rng=rng())
+    assert (draw.prompt.id, draw.sampler, draw.prompt_probability) == ("f5", "uniform", 0.3)

@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_a_checkpoint_no_process_and_a_run_that_goes_on(tmp_path: 
     assert adds_up(resumed["ledger"])
 
 
-@pytest.mark.parametrize(("sent", "said"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "did not answer within half of")])
+@pytest.mark.parametrize(("sent", "said"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "did not answer")])
 def test_a_shard_that_dies_or_stands_still_ends_the_run_and_is_named(tmp_path: Path, sent: int, said: str) -> None:
     folder = tmp_path / "run"
     process = started(folder, "trainer.steps=4000", "buffer.shards=2", "checkpoint.every=8", "async.wait_limit_s=20")

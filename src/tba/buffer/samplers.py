@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -124,7 +124,7 @@ def draw_prompt(eligible: Ranks, all_eligible: Sequence[Ranks], rng: np.random.G
 def pick_prompts(
     shares: Mapping[str, float], eligible: Mapping[str, Ranks], unmet: Counter[str], rng: np.random.Generator,
     settle: Callable[[], None] = lambda: None,
-) -> Iterator[Pick]:
+) -> Generator[Pick, None, None]:
     """The prompts of a batch, one pick after another, as long as one is eligible; close it when there are enough.
 
     `eligible` may change between two picks, where trajectories leave as they are drawn. Who picks ahead of drawing is
