@@ -32,7 +32,7 @@ NAMES = [f"f{n}" for n in range(7)]
 """Of three shards the first has f1 and f5, the second f6, the third f0, f2, f3 and f4."""
 TEMPERATURE = 0.6
 DRAWS = 4000
-CRITICAL = {1: 10.83, 4: 18.47, 6: 22.46, 8: 26.12, 16: 39.25, 19: 43.82, 41: 74.74}
+CRITICAL = {1: 10.83, 3: 16.27, 4: 18.47, 6: 22.46, 8: 26.12, 16: 39.25, 19: 43.82, 41: 74.74}
 """Of chi-squared at 0.001, by degrees of freedom."""
 
 
@@ -154,6 +154,17 @@ def test_pairs_of_a_batch_come_as_from_one_buffer():  # 7 x 6 ordered pairs, equ
             assert (one.prompt_probability, two.prompt_probability) == (1 / 7, 1 / 6)
             seen[one.prompt.id, two.prompt.id] += 1
         assert distance(seen, expected) < 1
+
+
+def test_what_two_shards_draw_for_one_batch_is_independent():  # 2 x 2 first trajectories, equally likely
+    _, buffer = both(mix={"uniform": 1.0})
+    for name in ("f0", "f1"):
+        buffer.add(a_group(name, [((1, 2), 0.0), ((2, 2), 1.0)]))
+    dice, seen = rng(8), Counter[Any]()
+    for _ in range(1000):
+        one, two = sorted(buffer.sample(2, 2, version=0, rng=dice), key=lambda draw: draw.prompt.id)
+        seen[one.trajectories[0].reward, two.trajectories[0].reward] += 1
+    assert distance(seen, dict.fromkeys([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)], 1 / 4)) < 1
 
 
 def test_the_frequencies_would_show_shards_that_are_drawn_from_equally_or_by_trajectories():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -200,7 +201,11 @@ def test_a_shard_that_dies_or_stands_still_ends_the_run_and_is_named(tmp_path: P
     shards = children_named(process.pid, "ray::ShardProcess")
     assert len(shards) == 2
     os.kill(shards[1], sent)
-    out, err = process.communicate(timeout=LIMIT_S)
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(shards[1], signal.SIGKILL)  # one that stands still may outlive its run
     assert process.returncode == 1, err
     message = json.loads(out.splitlines()[-1])["message"]
     assert "of 2 of the buffer" in message
