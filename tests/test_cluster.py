@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tba import checkpoint
 from tba.reading import read_settings
 from tba.run import Run, RunDirectory
 
@@ -193,10 +195,9 @@ def test_ctrl_c_leaves_a_checkpoint_no_process_and_a_run_that_goes_on(tmp_path: 
     assert adds_up(resumed["ledger"])
 
 
-@pytest.mark.parametrize(("sent", "said"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "did not answer")])
-def test_a_shard_that_dies_or_stands_still_ends_the_run_and_is_named(tmp_path: Path, sent: int, said: str) -> None:
-    folder = tmp_path / "run"
-    process = started(folder, "trainer.steps=4000", "buffer.shards=2", "checkpoint.every=8", "async.wait_limit_s=20")
+def message_after(folder: Path, sent: signal.Signals, *words: str) -> str:
+    """What a run says whose second shard is sent a signal."""
+    process = started(folder, "trainer.steps=4000", "buffer.shards=2", *words)
     wait_for_steps(process, folder, 24)
     shards = children_named(process.pid, "ray::ShardProcess")
     assert len(shards) == 2
@@ -207,14 +208,24 @@ def test_a_shard_that_dies_or_stands_still_ends_the_run_and_is_named(tmp_path: P
         with contextlib.suppress(ProcessLookupError):
             os.kill(shards[1], signal.SIGKILL)  # one that stands still may outlive its run
     assert process.returncode == 1, err
-    message = json.loads(out.splitlines()[-1])["message"]
-    assert "of 2 of the buffer" in message
-    assert said in message
-    assert "tba resume RUN" in message
-    steps = json.loads(out.splitlines()[-1])["steps"]
-    settings = (folder / "config.yaml").read_text().replace("steps: 4000", f"steps: {8 * (steps // 8 + 2)}")
+    return json.loads(out.splitlines()[-1])["message"]
+
+
+def test_a_shard_that_dies_ends_the_run_is_named_and_the_checkpoint_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said = message_after(folder, signal.SIGKILL, "checkpoint.every=8")
+    assert re.search(r"shard \d of 2 of the buffer died, .* tba resume RUN", said), said
+    steps = checkpoint.complete(folder)[-1][0] + 16
+    settings = (folder / "config.yaml").read_text().replace("steps: 4000", f"steps: {steps}")
     (folder / "config.yaml").write_text(settings)
     command = [sys.executable, "-m", "tba", "resume", str(folder), "--json"]
     again = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert again.returncode == 0, again.stderr
-    assert adds_up(json.loads(again.stdout.splitlines()[-1])["ledger"])
+    summary = json.loads(again.stdout.splitlines()[-1])
+    assert summary["steps"] == steps
+    assert adds_up(summary["ledger"])
+
+
+def test_a_shard_that_stands_still_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    said = message_after(tmp_path / "run", signal.SIGSTOP, "checkpoint.every=4000", "async.wait_limit_s=20")
+    assert re.search(r"shard \d of 2 of the buffer did not answer within half of async.wait_limit_s = 20 s", said), said
