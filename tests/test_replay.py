@@ -45,7 +45,7 @@ def recorded(
     run: Path, policy: Policy, draws: Sequence[Draw], settings: Settings, *, cuts: Sequence[int] = (9_999,)
 ) -> list[dict[str, Any]]:
     """Trains one step for each of `cuts`, recorded and logged in `run`; returns the metrics."""
-    recorder = Recorder(run / FOLDER, every=1, max_mib=8, keeps_logps=settings.buffer.keep_logps)
+    recorder = Recorder(run / FOLDER, every=1, max_mib=8, keeps_logps=settings.keeps_logps)
     trainer = Trainer(policy, settings, recorder)
     found = [trainer.step(collate(draws, max_tokens=cut), [Source.of(d) for d in draws]) for cut in cuts]
     recorder.flush()

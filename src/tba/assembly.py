@@ -116,7 +116,7 @@ def make_recorder(settings: Settings, run_dir: Path | None) -> Recorder | None:
         return None
     return Recorder(
         run_dir / FOLDER, every=trainer.record_every, max_mib=trainer.record_mib,
-        keeps_logps=settings.buffer.keep_logps,
+        keeps_logps=settings.keeps_logps,
     )
 
 

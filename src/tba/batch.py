@@ -146,7 +146,8 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
 
 def _numbers(values: Sequence[int] | Sequence[float], kind: type[np.generic]) -> Tensor:
     """A tensor of numbers; by way of an array, which reads a list several times faster than a tensor does."""
-    return torch.from_numpy(np.array(values, kind))
+    with np.errstate(over="ignore"):  # a number too large for a float32 is infinite there, and its step is skipped
+        return torch.from_numpy(np.array(values, kind))
 
 
 def _placed(starts: Sequence[int], values: Sequence[Sequence[float]], width: int) -> Float[Tensor, "N T"]:

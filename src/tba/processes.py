@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tba.recorder import Source
 
 
-YIELDS = 4
+YIELDS = 10
 """How much nicer depot and searchers are than the trainer they share a machine with: who is ahead makes room."""
 
 
