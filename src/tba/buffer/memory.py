@@ -250,6 +250,7 @@ class ReplayBuffer:
     def _draw_group(self, pick: Pick, size: int, version: int, rng: np.random.Generator) -> Chosen:
         storage, pool, sampler = self.storage, self.storage.pools[pick.prompt], pick.sampler
         held = pool.window if sampler == "recent" else pool.rows
+        assert len(held) >= size, f"prompt {pool.prompt.id!r} was picked with {len(held)} of {size} trajectories"
         if sampler in TREES:
             trees = [storage.tree(pool, name) for name in TREES[sampler]]
             shifts = advantage_shifts(trees.pop(), len(held)) if sampler == "advantage" else (0.0,)
