@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from makers import a_completion, a_group, a_prompt, an_answer, balances, setting
 from tba import metrics as m
 from tba.buffer.entries import EmptyBufferError
 from tba.depot import KEPT_DIGESTS, Depot, make_buffer
-from tba.records import Lease, Unscored
+from tba.records import Completion, Group, Lease, Trajectory, Unscored
 
 SETTINGS = settings_with(
     seed=11, search={"num_samples": 3, "batch_prompts": 4},
@@ -146,6 +147,23 @@ def test_the_metrics_of_a_draw_are_those_of_the_buffer_and_of_what_came_since_th
     assert found[m.USES_MEAN] == pytest.approx(sum(u for draw in again for u in draw.uses) / 4)
     assert found[m.REUSE] == pytest.approx(8 / 18)
     assert found[m.SEARCH_REWARD] != found[m.SEARCH_REWARD]  # NaN: nothing came
+    assert found[m.SEARCH_KL] != found[m.SEARCH_KL]
+
+
+def test_the_kl_of_what_came_is_that_of_the_policy_whatever_it_was_sampled_from():
+    # the policy gives 1/4, 3/4 and the reference 1/2, 1/2: KL = 1/4 log(1/2) + 3/4 log(3/2) = 0.130812; sampled as
+    # often as the proposal (1/2, 1/2) would, weights 1/2 and 3/2 must bring that back
+    depot = a_depot()
+    (lease,) = depot.leases.take(1)
+    drawn = [
+        Trajectory(prompt_id=lease.prompt.id, reward=0.0, ref_logp=math.log(0.5), completion=Completion(
+            tokens=(ids, 2), text="", logps=(math.log(p), 0.0), behaviour_logps=(math.log(0.5), 0.0), version=0,
+            finish="stop",
+        ))
+        for ids, p in ((4, 0.25), (5, 0.75))
+    ]
+    depot.deliver(Group(prompt=lease.prompt, trajectories=tuple(drawn), number=lease.number, attempt=lease.attempt))
+    assert depot.draw(0)[1][m.SEARCH_KL] == pytest.approx(0.130812, abs=1e-6)
 
 
 def test_a_draw_from_nothing_says_what_was_delivered():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 
 from support import make_settings, random_draws, wide_table
+from tba import assembly
 from tba import metrics as m
 from tba.batch import collate
-from tba.reading import check_settings
+from tba.depot import Depot
+from tba.loop import lockstep
+from tba.reading import check_settings, read_settings
 from tba.schedules import KlControl, Schedules
 from tba.settings import SettingsError
 from tba.trainer import Trainer
+from tba.weights import MemoryStore
 
 
 def betas(beta: float, final: float, steps: int, stop: int | None) -> Schedules:
@@ -70,17 +75,34 @@ BATCHES = [collate(random_draws((4, 3), seed=seed, longest=2), max_tokens=99) fo
 def test_each_step_uses_the_beta_that_the_steps_before_it_made() -> None:
     trainer = make_trainer(target_kl=2.0, target_kl_gain=0.3)
     expected = 0.4
-    for batch in BATCHES:
-        found = trainer.step(batch)
+    for batch, kl in zip(BATCHES, (2.3, math.nan, 1.0), strict=True):
+        found = trainer.step(batch, search_kl=kl)
         assert found[m.BETA] == pytest.approx(expected, rel=1e-12)
-        expected *= 1 + 0.3 * max(-0.2, min(0.2, (found[m.KL] - 2.0) / 2.0))
-    assert expected != 0.4
+        expected *= 1 + 0.3 * {2.3: 0.15, 1.0: -0.2}.get(kl, 0.0)  # 0.3 / 2; a half below is cut to a fifth
+    assert trainer.step(BATCHES[0])[m.BETA] == pytest.approx(0.4 * 1.045 * 0.94)
+
+
+def test_old_data_and_prioritised_draws_do_not_keep_the_kl_from_its_target() -> None:
+    settings = read_settings("enumerable", [
+        "trainer.sync_every=4", "trainer.learning_rate=0.03", "trainer.schedule=constant", "buffer.recent_age=7",
+        "objective.beta=0.7", "objective.target_kl=0.2", "objective.target_kl_gain=0.5",
+    ])
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    questions = assembly.make_questions(settings, task, policy)
+    journey = lockstep(
+        Trainer(policy.trainable_copy(), settings), Depot(questions.training, settings, lead=None),
+        assembly.make_searcher(settings, task, policy, "searcher-0"), MemoryStore(), settings.trainer,
+    )
+    steps = list(itertools.islice(journey, 160))
+    assert m.mean(step[m.SEARCH_KL] for step in steps[120::4]) == pytest.approx(0.2, rel=0.25)
+    assert m.mean(step[m.KL] for step in steps[120:]) < 0.1  # what was consumed says something else
 
 
 def test_the_controller_survives_a_checkpoint(tmp_path: Path) -> None:
     ours, theirs = (make_trainer(seed, target_kl=2.0) for seed in (1, 2))
     for batch in BATCHES[:2]:
-        ours.step(batch)
+        ours.step(batch, search_kl=2.5)
     ours.save(tmp_path)
     theirs.load(tmp_path)
     clocks = {m.STEP_SECONDS: 0, m.RESCORE_SECONDS: 0}

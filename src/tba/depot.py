@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from tba.buffer.memory import ReplayBuffer
 from tba.buffer.options import Options
 from tba.buffer.shards import ShardedBuffer, Shards
 from tba.leases import Leases, Pace
-from tba.records import Group, Lease, Prompt
+from tba.records import Group, Lease, Prompt, Trajectory
 from tba.settings import Settings
 
 KEPT_DIGESTS = 64
@@ -40,7 +41,8 @@ class Depot:
         self._rng = np.random.default_rng([settings.seed, 1])
         self._digests: dict[int, str] = {}
         self._unscored = 0
-        self._fresh_rewards: list[float] = []
+        self._fresh: list[Sequence[float]] = []
+        """Reward, log-prob over the reference, and log weight of each trajectory that came since the last draw."""
 
     def expect(self, version: int, digest: str) -> None:
         """Notes the digest of a publication, which groups sampled with it must echo."""
@@ -71,7 +73,7 @@ class Depot:
             self.buffer.reject(group, reason)
         else:
             self.buffer.add(group)
-            self._fresh_rewards += [t.reward for t in group.trajectories]
+            self._fresh += [(t.reward, *_drift(t)) for t in group.trajectories]
         return reason
 
     def _refusal(self, group: Group) -> str:
@@ -94,13 +96,15 @@ class Depot:
         draws = self.buffer.sample(
             self._settings.groups_per_step, trainer.group_size, version=version, rng=self._rng
         )
-        fresh, self._fresh_rewards = self._fresh_rewards, []
+        fresh, self._fresh = self._fresh, []
         longest, hardest = self.buffer.served()
         return draws, {
             m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
             m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
             m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self.buffer.delivered_tokens,
-            m.SEARCH_REWARD: m.mean(fresh), m.USES_MEAN: m.mean(float(u) for draw in draws for u in draw.uses),
+            m.SEARCH_REWARD: m.mean(reward for reward, _, _ in fresh),
+            m.SEARCH_KL: _weighted_mean([drift for _, drift, _ in fresh], [weight for _, _, weight in fresh]),
+            m.USES_MEAN: m.mean(float(u) for draw in draws for u in draw.uses),
             m.UNMET: dict(self.buffer.unmet), m.LONGEST: longest, m.HARDEST: hardest,
             m.DRAWN_BY: dict(Counter(draw.sampler for draw in draws)), m.DRAW_SECONDS: time.perf_counter() - started,
         }
@@ -115,7 +119,7 @@ class Depot:
         state = {
             "leases": self.leases.state(), "attempt": self.attempt,
             "unscored": self._unscored, "rng": self._rng.bit_generator.state,
-            "fresh_rewards": self._fresh_rewards,
+            "fresh": self._fresh,
         }
         (path / "depot.json").write_text(json.dumps(state), "utf-8")
 
@@ -126,8 +130,23 @@ class Depot:
         self.leases.restore(state["leases"])
         self.attempt = state["attempt"] + 1
         self._unscored = state["unscored"]
-        self._fresh_rewards = state["fresh_rewards"]
+        self._fresh = state["fresh"]
         self._rng.bit_generator.state = state["rng"]
+
+
+def _drift(trajectory: Trajectory) -> tuple[float, float]:
+    """Log-prob minus reference log-prob, nats; and the log of its weight under the policy, if sampled otherwise."""
+    completion = trajectory.completion
+    logp = completion.logp
+    return logp - trajectory.ref_logp, logp - math.fsum(completion.behaviour_logps) if completion.behaviour_logps else 0
+
+
+def _weighted_mean(values: Sequence[float], log_weights: Sequence[float]) -> float:
+    """Mean of `values` under weights that need not sum to 1; NaN without values."""
+    largest = max(log_weights, default=0.0)
+    weights = [math.exp(log_weight - largest) for log_weight in log_weights]
+    total = math.fsum(weights)
+    return math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total if values else math.nan
 
 
 def make_buffer(settings: Settings, shards: Shards | None = None) -> ReplayBuffer | ShardedBuffer:

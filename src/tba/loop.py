@@ -39,7 +39,8 @@ def lockstep(
             waited = time.perf_counter()
             batch = collate(draws, max_tokens=settings.micro_batch_tokens)            # group -> batch
             collated = time.perf_counter()
-            step = trainer.step(batch, [Source.of(draw) for draw in draws])           # loss -> new version
+            sources = [Source.of(draw) for draw in draws]
+            step = trainer.step(batch, sources, search_kl=drawn[m.SEARCH_KL])         # loss -> new version
             yield {
                 **step, **drawn, m.ROUND: round_, m.WAIT_SECONDS: waited - free, m.COLLATE_SECONDS: collated - waited
             }

@@ -82,6 +82,8 @@ DRAW_SECONDS = _declare("buffer/draw_s", "s", "drawing this batch")
 INSERTED = _declare("buffer/inserted", "trajectories", "trajectories that entered the buffer, so far")
 UNSCORED = _declare("search/unscored", "trajectories", "completions that no reward could be given to, so far")
 DELIVERED_TOKENS = _declare("search/tokens", "tokens", "completion tokens delivered by searchers, so far")
+SEARCH_KL = _declare("search/kl", "nats per completion",
+                     "KL to the reference of the weights that sampled the groups delivered since the last step")
 SEARCH_REWARD = _declare("search/reward", "reward units", "mean reward of the groups delivered since the last step")
 
 EVAL_STEP = _declare("eval/version", "steps", "version of the weights evaluated")

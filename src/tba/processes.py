@@ -342,8 +342,9 @@ class TrainerProcess:
         started = time.perf_counter()
         assert step == self._trainer.steps + 1, f"step {self._trainer.steps + 1} was fed the batch of step {step}"
         record = {
-            **self._trainer.step(batch, sources), **found, m.ROUND: (step - 1) // self._sync,
-            m.WAIT_SECONDS: started - self._free, m.PUBLISH_SECONDS: self._publish_s,
+            **self._trainer.step(batch, sources, search_kl=found[m.SEARCH_KL]), **found,
+            m.ROUND: (step - 1) // self._sync, m.WAIT_SECONDS: started - self._free,
+            m.PUBLISH_SECONDS: self._publish_s,
         }
         self._publish_s = 0.0
         if step % self._sync == 0:

@@ -328,7 +328,7 @@ class Simulation:
     # ---- the others' ----
 
     def _step(self, batch: Batch, found: dict[str, Any], round_: int) -> dict[str, Any]:
-        return {**self.trainer.step(batch), **found, m.ROUND: round_}
+        return {**self.trainer.step(batch, search_kl=found[m.SEARCH_KL]), **found, m.ROUND: round_}
 
     def _search(self, searcher: Searcher, leases: list[Lease]) -> list[Group]:
         return list(searcher.search(leases, run_attempt=self.depot.attempt))

@@ -68,8 +68,13 @@ class Trainer:
             weight_decay=trainer.weight_decay, fused=True,
         )
 
-    def step(self, batch: Batch, sources: Sequence[Source] = ()) -> dict[str, Any]:
+    def step(
+        self, batch: Batch, sources: Sequence[Source] = (), *, search_kl: float = math.nan
+    ) -> dict[str, Any]:
         """One optimizer step on `batch`, whose groups come from `sources`; returns its metrics.
+
+        `search_kl`, nats per completion, is what steers beta to a target KL. That of the batch cannot: its
+        trajectories are no sample of the policy.
 
         The gradient is that of the mean over the batch's groups, whatever the micro-batches. A step whose
         loss or gradient is not finite leaves the weights alone and is counted.
@@ -102,7 +107,7 @@ class Trainer:
             self._count_bad_step(loss, norm)
         consumed = _consumed(batch, parts, self.version - is_finite)
         if is_finite:
-            self._after(consumed[m.KL])
+            self._after(search_kl)
         return {
             m.STEP: step, m.VERSION: self.version, m.LOSS: loss, m.GRAD_NORM: norm, m.LEARNING_RATE: rate,
             m.BETA: beta, m.SKIPPED: self.steps - self.version, **consumed,
