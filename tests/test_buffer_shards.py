@@ -301,13 +301,15 @@ def test_any_sequence_of_operations_keeps_every_promise(operations, dedup, max_u
 
 
 def test_eviction_by_a_total_bound_is_each_shards_own():
-    single, sharded = both(capacity=12)  # 4 in each shard
+    single, sharded = both(capacity=12, mix={"uniform": 1.0})  # 4 in each shard
     for name in NAMES:
         for buffer in (single, sharded):
             buffer.add(a_group(name, [((1, 2), 0.1), ((2, 2), 0.2)]))
+        sharded.sample(1, 2, version=9, rng=rng())  # so that what leaves later is known here, and not recent
     assert Counter(p.id for p, _ in single.entries()) == dict.fromkeys(NAMES[1:], 2)
     assert Counter(p.id for p, _ in sharded.entries()) == dict.fromkeys(("f1", "f3", "f4", "f5", "f6"), 2)
     assert sharded.ledger()["trajectories"]["evicted"] == {"capacity": 4}
+    assert {d.prompt.id for d in sharded.sample(9, 2, version=9, rng=rng())} == {"f1", "f3", "f4", "f5", "f6"}
 
 
 def test_an_empty_draw_says_what_there_is_and_where_the_rest_went():
@@ -343,6 +345,9 @@ def test_saved_and_loaded_goes_on_as_if_never_saved(tmp_path: Path):
     buffer.save(tmp_path)
     _, other = both(**WORN)
     worn(other, rng(1), 3, 5)  # what is in it goes
+    for n in range(40):
+        other.add(a_group(f"stray {n}", [((1, 2), 0.1), ((2, 2), 0.2)], version=9))
+    other.sample(4, 2, version=9, rng=rng(1))
     assert other.load(tmp_path) is other
     for _ in range(2):
         assert list(other.entries()) == list(buffer.entries())
