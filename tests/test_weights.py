@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from tba import assembly
+from tba.buffer.entries import EmptyBufferError
+from tba.depot import Depot
+from tba.loop import lockstep
+from tba.reading import read_settings
+from tba.trainer import Trainer
 from tba.weights import MemoryStore, Weights, WeightStore, digest
 
 STORES: dict[str, Callable[[], WeightStore]] = {"memory": MemoryStore}
@@ -102,3 +109,30 @@ def test_blank_weights_have_another_digest_than_the_trained():
     blank = {name: np.zeros_like(tensor) for name, tensor in tensors().items()}
     assert digest(blank) != digest(tensors())
     assert digest({"w": np.float32([0.0])}) != digest({"w": np.float32([-0.0])})
+
+
+class Tampering(MemoryStore):
+    """Hands out other weights than were published."""
+
+    def latest(self) -> Weights:
+        whole = super().latest()
+        return dataclasses.replace(whole, tensors={name: array + 0.25 for name, array in whole.tensors.items()})
+
+
+@pytest.mark.parametrize(("make", "counted"), [(MemoryStore, False), (Tampering, True)])
+def test_what_was_sampled_with_other_weights_is_rejected_in_lockstep_too(make: type[MemoryStore], counted: bool):
+    settings = read_settings("enumerable", [])
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    depot = Depot(assembly.make_questions(settings, task, policy).training, settings, lead=None)
+    journey = lockstep(
+        Trainer(policy.trainable_copy(), settings), depot,
+        assembly.make_searcher(settings, task, policy, "searcher-0"), make(), settings.trainer,
+    )
+    if counted:
+        with pytest.raises(EmptyBufferError, match="wrong weights"):
+            next(journey)
+    else:
+        next(journey)
+    account = depot.ledger()["trajectories"]
+    assert account["rejected"] == ({"wrong weights": account["delivered"]} if counted else {})

@@ -30,7 +30,9 @@ def lockstep(
     while True:
         free = time.perf_counter()
         round_ = trainer.steps // settings.sync_every
-        store.publish(trainer.publish(round_))                                        # weights -> searcher
+        published = trainer.publish(round_)
+        store.publish(published)                                                      # weights -> searcher
+        depot.expect(published.version, published.digest)
         searcher.adopt(store.latest())
         for group in searcher.search(depot.take(round_), run_attempt=depot.attempt):  # prompt -> scored group
             depot.deliver(group)
