@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tba import checkpoint
 from tba.reading import read_settings
 from tba.run import Run, RunDirectory
 
@@ -56,6 +59,8 @@ def adds_up(ledger: dict[str, Any]) -> bool:
                     "search.temperature={low: 0.8, high: 1.6}", "objective.target_kl=0.5")),
     ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8",
                     "policy.lora.rank=4", "reference.kind=ema", "reference.decay=0.5")),
+    ("enumerable", ("trainer.steps=24", "trainer.sync_every=4", "buffer.shards=2", "buffer.capacity=900",
+                    "buffer.mix={recent: 0.6, reward: 0.4}", "buffer.max_uses=3")),
 ])
 def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: str, words: tuple[str, ...]) -> None:
     threads = torch.get_num_threads()
@@ -188,3 +193,39 @@ def test_ctrl_c_leaves_a_checkpoint_no_process_and_a_run_that_goes_on(tmp_path: 
     assert resumed["steps"] == summary["steps"] + 16
     assert [record["step"] for record in steps_of(folder)] == list(range(1, resumed["steps"] + 1))
     assert adds_up(resumed["ledger"])
+
+
+def message_after(folder: Path, sent: signal.Signals, *words: str) -> str:
+    """What a run says whose second shard is sent a signal."""
+    process = started(folder, "trainer.steps=4000", "buffer.shards=2", *words)
+    wait_for_steps(process, folder, 24)
+    shards = children_named(process.pid, "ray::ShardProcess")
+    assert len(shards) == 2
+    os.kill(shards[1], sent)
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(shards[1], signal.SIGKILL)  # one that stands still may outlive its run
+    assert process.returncode == 1, err
+    return json.loads(out.splitlines()[-1])["message"]
+
+
+def test_a_shard_that_dies_ends_the_run_is_named_and_the_checkpoint_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said = message_after(folder, signal.SIGKILL, "checkpoint.every=8")
+    assert re.search(r"shard \d of 2 of the buffer died, .* tba resume RUN", said), said
+    steps = checkpoint.complete(folder)[-1][0] + 16
+    settings = (folder / "config.yaml").read_text().replace("steps: 4000", f"steps: {steps}")
+    (folder / "config.yaml").write_text(settings)
+    command = [sys.executable, "-m", "tba", "resume", str(folder), "--json"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert again.returncode == 0, again.stderr
+    summary = json.loads(again.stdout.splitlines()[-1])
+    assert summary["steps"] == steps
+    assert adds_up(summary["ledger"])
+
+
+def test_a_shard_that_stands_still_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    said = message_after(tmp_path / "run", signal.SIGSTOP, "checkpoint.every=4000", "async.wait_limit_s=20")
+    assert re.search(r"shard \d of 2 of the buffer did not answer within half of async.wait_limit_s = 20 s", said), said

@@ -62,6 +62,8 @@ class BufferSettings(Section):
     are `near_similarity` alike, the higher reward stays."""
     near_similarity: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Share of common 3-grams of ids (Jaccard) from which two completions of a prompt are near copies."""
+    shards: PositiveInt = 1
+    """Parts that prompts are split into by hash: in async mode a process each; draws are as from one."""
     keep_logps: bool | None = None
     """Keep the log-prob of every token; if false, only their sum, and draws carry its mean at every token. If null,
     keep them where the objective reads them."""

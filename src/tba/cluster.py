@@ -18,10 +18,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from tba import metrics as m
 from tba.assembly import Questions
+from tba.depot import options_of
 from tba.loop import LOOKAHEAD, Ask
 from tba.metrics import Say
 from tba.policy import Policy
-from tba.processes import DepotProcess, Notice, SearcherProcess, TrainerProcess, settle
+from tba.processes import DepotProcess, Notice, SearcherProcess, ShardProcess, TrainerProcess, settle
 from tba.settings import Settings
 from tba.signals import interrupts_held
 from tba.weights import Weights
@@ -58,7 +59,7 @@ class Cluster:
     """The driver's side: hands steps to the trainer, owns the published weights, looks after searchers."""
 
     def __init__(self, settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> None:
-        """Starts Ray, and the trainer's and the searchers' processes; `start` adds the depot."""
+        """Starts Ray, and all processes but the depot, which `start` adds."""
         self._settings, self._say = settings, say
         self._resume_from = None if resume_from is None else str(resume_from.resolve())
         self._tree = settings.resolved()
@@ -83,6 +84,9 @@ class Cluster:
             self._searchers = [SearcherState(name=f"searcher-{i}") for i in range(settings.search.searchers)]
             for state in self._searchers:
                 state.handle = self._spawn(SearcherProcess, self._tree, self._threads, state.name)
+            count = settings.buffer.shards
+            parts = options_of(settings).shared_out(count) if count > 1 else []
+            self._shards = [self._spawn(ShardProcess, options) for options in parts]
         except BaseException:
             self.close()
             raise
@@ -97,8 +101,10 @@ class Cluster:
         """Starts the depot with the training prompts, and waits until depot and trainer are up."""
         del policy
         prompts = ray.put(list(questions.training))
-        self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from)
         limit = max(self._limit, START_LIMIT_S)
+        for number, shard in enumerate(self._shards):
+            self._get(shard.ready.remote(), f"shard {number} of the buffer to start", limit)
+        self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from, self._shards)
         self._get(self._depot.ready.remote(), "the depot to start", limit)
         self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start", limit)
         settle()

@@ -15,6 +15,8 @@ import numpy as np
 from tba import metrics as m
 from tba.buffer.entries import Draw
 from tba.buffer.memory import ReplayBuffer
+from tba.buffer.options import Options
+from tba.buffer.shards import ShardedBuffer, Shards
 from tba.leases import Leases, Pace
 from tba.records import Group, Lease, Prompt, Trajectory
 from tba.settings import Settings
@@ -26,11 +28,13 @@ KEPT_DIGESTS = 64
 class Depot:
     """The buffer, the leases, and the ledger of both. One object in lockstep, one process in async."""
 
-    def __init__(self, prompts: Sequence[Prompt], settings: Settings, *, lead: int | None) -> None:
-        """`prompts` are the training prompts; `lead` bounds searchers in async mode."""
+    def __init__(
+        self, prompts: Sequence[Prompt], settings: Settings, *, lead: int | None, shards: Shards | None = None
+    ) -> None:
+        """`prompts` are the training prompts; `lead` bounds searchers in async mode; `shards` as in `make_buffer`."""
         self._settings = settings
         self.pace = Pace(first=settings.initial_prompts, per_round=settings.prompts_per_round, lead=lead)
-        self.buffer = make_buffer(settings)
+        self.buffer = make_buffer(settings, shards)
         self.leases = Leases(prompts, seed=settings.seed, pace=self.pace)
         self.attempt = 0
         """Restarts of the run."""
@@ -145,12 +149,18 @@ def _weighted_mean(values: Sequence[float], log_weights: Sequence[float]) -> flo
     return math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total if values else math.nan
 
 
-def make_buffer(settings: Settings) -> ReplayBuffer:
-    """An empty buffer with the settings' bounds and mixture."""
+def make_buffer(settings: Settings, shards: Shards | None = None) -> ReplayBuffer | ShardedBuffer:
+    """An empty buffer with the settings' bounds and mixture; its shards are in this process unless given."""
+    count = settings.buffer.shards
+    return ReplayBuffer(options_of(settings)) if count == 1 else ShardedBuffer(options_of(settings), count, shards)
+
+
+def options_of(settings: Settings) -> Options:
+    """The whole buffer's bounds and mixture."""
     buffer = settings.buffer
     same = ("capacity", "capacity_per_prompt", "capacity_tokens", "capacity_bytes", "eviction", "dedup",
             "near_similarity", "reward_temperature", "max_uses", "max_age", "keep_text")
-    return ReplayBuffer(
+    return Options(
         recent_age=settings.recent_age, mix=buffer.shares, keep_logps=settings.keeps_logps,
         **{name: getattr(buffer, name) for name in same}
     )

@@ -206,7 +206,7 @@ def stats_of(buffer: Any) -> dict[str, str]:
     """What a buffer holds, where the rest went, and who is served how: name to figure."""
     rows = {
         "trajectories": str(len(buffer)), "prompts": str(buffer.num_prompts),
-        "counted bytes": str(buffer.storage.bytes), "consumed": str(buffer.consumed),
+        "counted bytes": str(buffer.counted_bytes), "consumed": str(buffer.consumed),
     }
     for unit, account in buffer.ledger().items():
         for name, value in account.items():

@@ -18,6 +18,9 @@ import ray
 
 from tba import metrics as m
 from tba.buffer.entries import Draw, EmptyBufferError
+from tba.buffer.options import Options
+from tba.buffer.shards import Call, Shard
+from tba.cluster_shards import RemoteShards
 from tba.depot import Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
@@ -80,10 +83,13 @@ class DepotProcess:
     produces: leases, draws, the newest weights
     """
 
-    def __init__(self, tree: dict[str, Any], prompts: Sequence[Prompt], resume_from: str | None) -> None:
-        """`tree` is the resolved settings tree."""
+    def __init__(
+        self, tree: dict[str, Any], prompts: Sequence[Prompt], resume_from: str | None, shards: Sequence[Any] = ()
+    ) -> None:
+        """`tree` is the resolved settings tree; `shards` are handles of the buffer's shards, if it has any."""
         settings = check_settings(tree)
-        self._depot = Depot(prompts, settings, lead=settings.async_.lead)
+        remote = RemoteShards(shards, limit_s=settings.async_.wait_limit_s) if shards else None
+        self._depot = Depot(prompts, settings, lead=settings.async_.lead, shards=remote)
         self._batch_prompts = settings.search.batch_prompts
         self._max_tokens = settings.trainer.micro_batch_tokens
         if resume_from is not None:
@@ -236,6 +242,28 @@ class DepotProcess:
         async with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+
+
+class ShardProcess:
+    """A shard of the buffer.
+
+    consumes: what the depot tells and asks
+    waits for: nothing
+    woken by: the depot
+    produces: groups drawn, reports
+    """
+
+    def __init__(self, options: Options) -> None:
+        """`options` are the shard's own."""
+        self._shard = Shard(options)
+
+    def ready(self) -> None:
+        """Nothing, once the shard is up."""
+        settle(nicer_by=YIELDS)
+
+    def do(self, calls: Sequence[Call]) -> Any:
+        """Does one after another; returns what the last one gives."""
+        return [getattr(self._shard, name)(*values) for name, *values in calls][-1]
 
 
 def settle(*, nicer_by: int = 0) -> None:

@@ -359,17 +359,18 @@ def _pool_problems(s: Settings) -> Iterator[str]:
     if buffer.capacity_per_prompt < size:
         yield (f"buffer.capacity_per_prompt = {buffer.capacity_per_prompt} holds less than one group of "
                f"trainer.group_size = {size}; raise it to {size} or more.")
-    batch = s.groups_per_step * size
-    if buffer.capacity < batch:
-        yield (f"buffer.capacity = {buffer.capacity} holds fewer trajectories than one batch needs ({batch}); "
+    batch, shards = s.groups_per_step * size, buffer.shards
+    split = "" if shards == 1 else f" / buffer.shards = {shards}"
+    if buffer.capacity // shards < batch:
+        yield (f"buffer.capacity = {buffer.capacity}{split} holds fewer trajectories than one batch needs ({batch}); "
                f"raise it, or lower trainer.groups_per_step.")
     longest = batch * search.max_new_tokens
     for name, need, unit in (("capacity_tokens", longest, "tokens"),
                              ("capacity_bytes", batch * (160 + 8 * search.max_new_tokens), "bytes")):
         bound = getattr(buffer, name)
-        if bound is not None and bound < need:
-            yield (f"buffer.{name} = {bound} may hold less than one batch, whose {batch} trajectories take up to "
-                   f"{need} {unit}, so the trainer could wait for ever; raise it, or lower trainer.groups_per_step.")
+        if bound is not None and bound // shards < need:
+            yield (f"buffer.{name} = {bound}{split} may hold less than one batch, whose {batch} trajectories take up "
+                   f"to {need} {unit}, so the trainer could wait for ever; raise it, or lower trainer.groups_per_step.")
 
 
 def _name_problems(s: Settings) -> Iterator[str]:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tba.buffer.entries import Draw, EmptyBufferError, Entry
     from tba.buffer.memory import ReplayBuffer
+    from tba.buffer.shards import ShardedBuffer
 
-__all__ = ["Draw", "EmptyBufferError", "Entry", "ReplayBuffer"]
+__all__ = ["Draw", "EmptyBufferError", "Entry", "ReplayBuffer", "ShardedBuffer"]
+_ROOMS = {"ReplayBuffer": "memory", "ShardedBuffer": "shards"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tba.buffer' has no attribute {name!r}; it exports {', '.join(__all__)}.")
-    return getattr(import_module(f"tba.buffer.{'memory' if name == 'ReplayBuffer' else 'entries'}"), name)
+    return getattr(import_module(f"tba.buffer.{_ROOMS.get(name, 'entries')}"), name)

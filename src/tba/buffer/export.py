@@ -13,7 +13,10 @@ import numpy as np
 from tba.buffer.columns import utf8
 from tba.buffer.entries import Entry
 from tba.buffer.memory import ReplayBuffer
+from tba.buffer.shards import ShardedBuffer
 from tba.records import Prompt
+
+Buffer = ReplayBuffer | ShardedBuffer
 
 SCHEMA = 1
 """Version of an exported Parquet file's columns, kept in its metadata as `tba_schema`."""
@@ -24,21 +27,28 @@ ORDERS = ("reward", "age", "used")
 
 
 def ordered(
-    buffer: ReplayBuffer, most: int, *, top: str | None = None, prompt: str | None = None
+    buffer: Buffer, most: int, *, top: str | None = None, prompt: str | None = None
 ) -> list[tuple[Prompt, Entry]]:
     """At most `most` trajectories, of one prompt or of all: the newest first, or those with the highest `top`."""
-    storage = buffer.storage
-    held = storage.rows.held()[::-1]
-    if prompt is not None:
-        pool = storage.by_id.get(prompt)
-        held = held[storage.rows.view("pool")[held] == (-1 if pool is None else pool.number)]
-    if top is not None:
-        worth = {"reward": ("reward", 1), "age": ("version", -1), "used": ("uses", 1)}[top]
-        held = held[np.argsort(-worth[1] * storage.rows.view(worth[0])[held], kind="stable")]
-    return [(storage.pools[storage.rows.pool[row]].prompt, buffer.entry(row)) for row in held[:most].tolist()]
+    found: list[tuple[float, int, ReplayBuffer, int]] = []
+    for part in buffer.parts:
+        rows = part.storage.rows
+        held = rows.held()[::-1]
+        if prompt is not None:
+            pool = part.storage.by_id.get(prompt)
+            held = held[rows.view("pool")[held] == (-1 if pool is None else pool.number)]
+        worth = np.zeros(len(held))
+        if top is not None:
+            column, sign = {"reward": ("reward", 1), "age": ("version", -1), "used": ("uses", 1)}[top]
+            worth = sign * rows.view(column)[held]
+        for place in np.argsort(-worth, kind="stable")[:most].tolist():
+            row = int(held[place])
+            found.append((-float(worth[place]), -rows.number[row], part, row))
+    found.sort(key=lambda one: one[:2])
+    return [part.entry(row) for *_, part, row in found[:most]]
 
 
-def rows_of(buffer: ReplayBuffer) -> Iterator[dict[str, Any]]:
+def rows_of(buffer: Buffer) -> Iterator[dict[str, Any]]:
     """Every trajectory, oldest first, as plain data."""
     for prompt, entry in buffer.entries():
         trajectory, completion = entry.trajectory, entry.trajectory.completion
@@ -51,7 +61,7 @@ def rows_of(buffer: ReplayBuffer) -> Iterator[dict[str, Any]]:
         }
 
 
-def write_parquet(buffer: ReplayBuffer, path: Path) -> None:
+def write_parquet(buffer: Buffer, path: Path) -> None:
     """Writes `rows_of` the buffer into a new file; parts of the reward as JSON.
 
     Raises:

@@ -69,10 +69,10 @@ class Files:
         }
         partial = path / f"{HEAD}.partial"
         partial.write_text(json.dumps(head, allow_nan=False), "utf-8")
-        _to_disk(partial)
+        to_disk(partial)
         os.replace(partial, path / HEAD)
         self._folder, self._head = path, _written(path / HEAD)
-        _to_disk(path)
+        to_disk(path)
         named = set(_names_in(head))
         for stem in STEMS:
             for file in path.glob(f"{stem}-*.parquet"):
@@ -83,8 +83,11 @@ class Files:
         """Fills an empty storage from `path`; returns the state that `save` was given, and the prompts' sums.
 
         Raises:
-            ValueError: the files are of another schema version, or do not belong together.
+            ValueError: the files are of another schema version, do not belong together, or are those of shards.
         """
+        if not (path / HEAD).exists():
+            raise ValueError(f"{path} holds no {HEAD}, so no buffer of one piece; buffer.shards must be what it was "
+                             f"when the buffer was saved.")
         head = json.loads((path / HEAD).read_text("utf-8"))
         if head["schema"] != SCHEMA:
             raise ValueError(f"{path} holds a buffer of schema {head['schema']}; this version reads schema {SCHEMA}.")
@@ -124,10 +127,13 @@ class Files:
             self._prompts.append((first, end, file))
 
     def _home(self, path: Path) -> Path:
-        """The folder of the last save: where it was, in `path`, or, if it was given another name, beside `path`."""
+        """The folder of the last save: where it was, in `path`, or, if it or the folder that it is in was given another
+        name, beside `path` or in a folder beside that of `path`.
+        """
         if self._folder is None or self._head is None:
             return path
-        for folder in (self._folder, path, *sorted(f for f in path.parent.iterdir() if f.is_dir())):
+        beside = sorted(f for f in path.parent.iterdir() if f.is_dir())
+        for folder in (self._folder, path, *beside, *sorted(path.parent.parent.glob(f"*/{self._folder.name}"))):
             if self._head.is_at(folder / self._head.name):
                 return folder
         return path
@@ -153,7 +159,7 @@ class Files:
             self._next += 1
         self._next += 1
         pq.write_table(table, file, compression="zstd", use_dictionary=False, write_statistics=False)
-        _to_disk(file)
+        to_disk(file)
         return _written(file)
 
 
@@ -172,7 +178,8 @@ def _written(path: Path) -> Written:
     return Written(name=path.name, device=found.st_dev, inode=found.st_ino)
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """Waits until a file or the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -53,6 +53,12 @@ class Ledger:
             for unit, count in self._count.items()
         }
 
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Adds another ledger's `state`."""
+        for unit, count in self._count.items():
+            for fate, counter in count.items():
+                counter.update(state[unit][fate])
+
     def state(self) -> dict[str, Any]:
         """Everything `restore` needs, as plain data."""
         return {unit: {fate: dict(counter) for fate, counter in count.items()} for unit, count in self._count.items()}
@@ -75,6 +81,16 @@ class Tally:
                 column.extend([0] * (key + 1 - len(column)))
         for name, amount in amounts.items():
             self.sums[name][key] += amount  # type: ignore[operator]
+
+    def put(self, key: int, amounts: Mapping[str, float]) -> None:
+        """Replaces all sums of `key`."""
+        self.add(key)
+        for name, amount in amounts.items():
+            self.sums[name][key] = amount  # type: ignore[assignment]
+
+    def get(self, key: int) -> dict[str, float]:
+        """The sums of `key`; zeros where nothing was added."""
+        return {name: column[key] if key < len(column) else 0 for name, column in self.sums.items()}
 
     def parts(self, keys: Sequence[int], weights: Sequence[float], most: int = 10) -> list[list[int]]:
         """`keys` in their order, cut into at most `most` parts of about equal weight."""
@@ -103,6 +119,15 @@ class Tally:
 def length_class(length: int) -> int:
     """The class of a number of tokens; eight between each power of two and the next."""
     return int(PER_OCTAVE * math.log2(length))
+
+
+def nothing_to_draw(size: int, prompts: int, trajectories: int, ledger: Ledger) -> str:
+    """Why no group of `size` can be drawn from a buffer that holds so many prompts and trajectories."""
+    return (
+        f"no prompt has {size} trajectories to draw a group from: {prompts} prompts hold {trajectories}; "
+        f"delivered {ledger.total('delivered')}, rejected {ledger.reasons('rejected')}, "
+        f"evicted {ledger.reasons('evicted')}."
+    )
 
 
 def fairness(prompts: Tally, lengths: Tally) -> dict[str, Any]:

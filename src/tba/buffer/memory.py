@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -14,12 +15,11 @@ import numpy as np
 
 from tba.buffer.copies import Copies, Counts, NearCopies, digests_of
 from tba.buffer.entries import Draw, EmptyBufferError, Entry
-from tba.buffer.ledger import Ledger, Tally, fairness, length_class, served
+from tba.buffer.ledger import Ledger, Tally, fairness, length_class, nothing_to_draw, served
 from tba.buffer.options import Options
 from tba.buffer.rows import Pool
-from tba.buffer.samplers import advantage_shifts, choose, draw_prompt, draw_uniform, draw_weighted
+from tba.buffer.samplers import Pick, advantage_shifts, draw_uniform, draw_weighted, pick_prompts
 from tba.buffer.storage import TREES, Storage
-from tba.buffer.trees import Ranks
 from tba.records import Group, Prompt, Trajectory
 
 
@@ -35,6 +35,11 @@ class Chosen:
     """Empty where they may still be read when the whole batch has been drawn."""
     provenance: dict[str, Any]
     """Fields of the draw."""
+
+
+def may_enter(trajectory: Trajectory) -> bool:
+    """Whether its numbers are finite."""
+    return math.isfinite(trajectory.reward) and math.isfinite(trajectory.ref_logp)
 
 
 class ReplayBuffer:
@@ -64,7 +69,7 @@ class ReplayBuffer:
             samplers=options.samplers, temperature=options.reward_temperature, eviction=options.eviction,
             keeps_logps=options.keep_logps, keeps_text=options.keep_text,
         )
-        self._ledger, self._prompts, self._lengths = Ledger(), Tally(), Tally()
+        self.fates, self.prompt_sums, self.length_sums = Ledger(), Tally(), Tally()
         self._copies = Copies(self.storage.rows) if options.dedup == "exact" else None
         self._counts = Counts() if "novelty" in options.samplers else None
         self._near = NearCopies(options.near_similarity) if options.dedup == "near" else None
@@ -78,14 +83,19 @@ class ReplayBuffer:
         return self.storage.num_prompts
 
     @property
+    def counted_bytes(self) -> int:
+        """Bytes held, as docs/buffer.md counts them."""
+        return self.storage.bytes
+
+    @property
     def inserted(self) -> int:
         """Trajectories that entered the buffer so far."""
-        return self._ledger.total("delivered") - self._ledger.total("rejected")
+        return self.fates.total("delivered") - self.fates.total("rejected")
 
     @property
     def delivered_tokens(self) -> int:
         """Completion tokens delivered so far, rejected ones included."""
-        return self._ledger.total("delivered", "tokens")
+        return self.fates.total("delivered", "tokens")
 
     # ---- coming in ----
 
@@ -94,13 +104,13 @@ class ReplayBuffer:
         pool = self.storage.pool_of(group.prompt)
         self._count_delivered(pool, group)
         for lost in group.unscored:
-            self._ledger.note("rejected", f"unscored: {lost.reason}", len(lost.completion.tokens))
+            self.fates.note("rejected", f"unscored: {lost.reason}", len(lost.completion.tokens))
         entering: list[Trajectory] = []
         for trajectory in group.trajectories:
-            if math.isfinite(trajectory.reward) and math.isfinite(trajectory.ref_logp):
+            if may_enter(trajectory):
                 entering.append(trajectory)
             else:
-                self._ledger.note("rejected", "non-finite", len(trajectory.completion.tokens))
+                self.fates.note("rejected", "non-finite", len(trajectory.completion.tokens))
         if entering:
             self._insert(pool, entering)
             self._keep_bounds(pool)
@@ -109,14 +119,14 @@ class ReplayBuffer:
         """Counts a delivered group that must not be trained on."""
         self._count_delivered(self.storage.pool_of(group.prompt), group)
         for completion in group.completions:
-            self._ledger.note("rejected", reason, len(completion.tokens))
+            self.fates.note("rejected", reason, len(completion.tokens))
 
     def _count_delivered(self, pool: Pool, group: Group) -> None:
         completions = group.completions
-        self._ledger.note("delivered", "all", group.num_tokens, len(completions))
-        self._prompts.add(pool.number, delivered=len(completions))
+        self.fates.note("delivered", "all", group.num_tokens, len(completions))
+        self.prompt_sums.add(pool.number, delivered=len(completions))
         for length, times in Counter(len(completion.tokens) for completion in completions).items():
-            self._lengths.add(length_class(length), delivered=times)
+            self.length_sums.add(length_class(length), delivered=times)
 
     def _insert(self, pool: Pool, entering: list[Trajectory]) -> None:
         storage, count = self.storage, len(entering)
@@ -136,8 +146,8 @@ class ReplayBuffer:
         for length, trajectory in zip(lengths, entering, strict=True):
             by_class.setdefault(length_class(length), []).append(trajectory.reward)
         for place, rewards in by_class.items():
-            self._lengths.add(place, accepted=len(rewards), reward=sum(rewards))
-        self._prompts.add(pool.number, accepted=count, reward=sum(t.reward for t in entering))
+            self.length_sums.add(place, accepted=len(rewards), reward=sum(rewards))
+        self.prompt_sums.add(pool.number, accepted=count, reward=sum(t.reward for t in entering))
         if self._copies is not None:
             for row in rows:
                 self._copies.add(row)
@@ -175,7 +185,7 @@ class ReplayBuffer:
             self._counts.remove(rows.digest[row])
         if self._near is not None and is_noted:
             self._near.remove(row, rows.number[row], rows.pool[row], storage.ids(row))
-        self._ledger.note("evicted", reason, rows.length[row])
+        self.fates.note("evicted", reason, rows.length[row])
         storage.remove(row)
 
     def _keep_bounds(self, pool: Pool) -> None:
@@ -211,43 +221,36 @@ class ReplayBuffer:
         Raises:
             EmptyBufferError: no prompt is eligible at all.
         """
-        storage, options = self.storage, self.options
-        self._evict_too_old(version)
-        storage.advance(version - options.recent_age)
-        ages = [options.recent_age, options.max_age or 0]
-        storage.forget_versions(version - max(ages))
-        shares = options.shares(version)
+        self.advance(version)
+        storage, shares = self.storage, self.options.shares(version)
         eligible = {
             name: storage.recent_for(group_size) if name == "recent" else storage.ready_for(group_size)
             for name in shares
         }
         self.unmet = Counter()
-        drawn: list[Chosen] = []
-        everything = list({id(ranks): ranks for ranks in eligible.values()}.values())
-        while len(drawn) < num_groups and any(map(len, everything)):
-            name = choose(shares, rng)
-            if not len(eligible[name]):
-                self.unmet[name] += 1
-                name = choose({n: s for n, s in shares.items() if len(eligible[n])}, rng)
-            drawn.append(self._choose_group(name, eligible[name], everything, group_size, version, rng))
-        for ranks in everything:
-            for number in list(ranks.hidden):
-                ranks.show(number)
+        with closing(pick_prompts(shares, eligible, self.unmet, rng)) as picks:
+            drawn = [self._draw_group(pick, group_size, version, rng) for pick in islice(picks, num_groups)]
         if not drawn:
-            raise EmptyBufferError(
-                f"no prompt has {group_size} trajectories to draw a group from: {self.num_prompts} prompts hold "
-                f"{len(self)}; delivered {self._ledger.total('delivered')}, rejected "
-                f"{self._ledger.reasons('rejected')}, evicted {self._ledger.reasons('evicted')}."
-            )
+            raise EmptyBufferError(nothing_to_draw(group_size, self.num_prompts, len(self), self.fates))
         return self._give_out(drawn)
 
-    def _choose_group(
-        self, sampler: str, eligible: Ranks, everything: list[Ranks], size: int, version: int,
-        rng: np.random.Generator,
-    ) -> Chosen:
-        number, chance = draw_prompt(eligible, everything, rng)
-        storage, pool = self.storage, self.storage.pools[number]
+    def advance(self, version: int) -> None:
+        """Evicts what is too old for a trainer at `version`, and moves the window of what is recent."""
+        storage, options = self.storage, self.options
+        self._evict_too_old(version)
+        storage.advance(version - options.recent_age)
+        storage.forget_versions(version - max(options.recent_age, options.max_age or 0))
+
+    def sample_from(
+        self, picks: Sequence[Pick], group_size: int, *, version: int, rng: np.random.Generator
+    ) -> list[Draw]:
+        """One group from each prompt picked, which must be eligible; `advance` comes first."""
+        return self._give_out([self._draw_group(pick, group_size, version, rng) for pick in picks])
+
+    def _draw_group(self, pick: Pick, size: int, version: int, rng: np.random.Generator) -> Chosen:
+        storage, pool, sampler = self.storage, self.storage.pools[pick.prompt], pick.sampler
         held = pool.window if sampler == "recent" else pool.rows
+        assert len(held) >= size, f"prompt {pool.prompt.id!r} was picked with {len(held)} of {size} trajectories"
         if sampler in TREES:
             trees = [storage.tree(pool, name) for name in TREES[sampler]]
             shifts = advantage_shifts(trees.pop(), len(held)) if sampler == "advantage" else (0.0,)
@@ -256,10 +259,10 @@ class ReplayBuffer:
             places, probabilities = draw_uniform(len(held), size, rng)
         rows, chosen = storage.rows, [held[place] for place in places]
         found = Chosen(
-            prompt=pool.prompt, pool=number, rows=chosen, lengths=[rows.length[row] for row in chosen],
+            prompt=pool.prompt, pool=pick.prompt, rows=chosen, lengths=[rows.length[row] for row in chosen],
             trajectories=[] if self.options.max_uses is None else storage.trajectories(chosen),
             provenance={
-                "sampler": sampler, "prompt_probability": chance, "item_probabilities": tuple(probabilities),
+                "sampler": sampler, "prompt_probability": pick.probability, "item_probabilities": tuple(probabilities),
                 "ages": tuple([version - rows.version[row] for row in chosen]),
                 "uses": tuple([rows.uses[row] for row in chosen]),
                 "numbers": tuple([rows.number[row] for row in chosen]),
@@ -280,11 +283,11 @@ class ReplayBuffer:
         by_class: dict[int, list[int]] = {}
         for one in drawn:
             ages = one.provenance["ages"]
-            self._prompts.add(one.pool, consumed=len(ages), age=sum(ages))
+            self.prompt_sums.add(one.pool, consumed=len(ages), age=sum(ages))
             for length, age in zip(one.lengths, ages, strict=True):
                 by_class.setdefault(length_class(length), []).append(age)
         for place, ages in by_class.items():
-            self._lengths.add(place, consumed=len(ages), age=sum(ages))
+            self.length_sums.add(place, consumed=len(ages), age=sum(ages))
         self.consumed += sum(len(one.rows) for one in drawn)
         return [
             Draw(
@@ -298,26 +301,30 @@ class ReplayBuffer:
 
     def ledger(self) -> dict[str, dict[str, Any]]:
         """Delivered, in buffer, evicted and rejected by reason; in trajectories and in tokens."""
-        return self._ledger.account({"trajectories": self.storage.count, "tokens": self.storage.tokens})
+        return self.fates.account({"trajectories": self.storage.count, "tokens": self.storage.tokens})
 
     def fairness(self) -> dict[str, Any]:
         """See `ledger.fairness`: by deciles of length and of the prompts' difficulty, with warnings."""
-        return fairness(self._prompts, self._lengths)
+        return fairness(self.prompt_sums, self.length_sums)
 
     def served(self) -> tuple[float, float]:
         """How the longest completions and the hardest prompts are served, over all: see `ledger.served`."""
-        return served(self._prompts, self._lengths)
+        return served(self.prompt_sums, self.length_sums)
+
+    @property
+    def parts(self) -> tuple[ReplayBuffer, ...]:
+        """The buffers that together hold everything: this one."""
+        return (self,)
 
     def entries(self) -> Iterator[tuple[Prompt, Entry]]:
         """Everything held, in order of insertion."""
-        storage = self.storage
-        for row in storage.rows.held().tolist():
-            yield storage.pools[storage.rows.pool[row]].prompt, self.entry(row)
+        yield from map(self.entry, self.storage.rows.held().tolist())
 
-    def entry(self, row: int) -> Entry:
-        """The trajectory in a row of the storage."""
-        rows = self.storage.rows
-        return Entry(number=rows.number[row], trajectory=self.storage.trajectory(row), uses=rows.uses[row])
+    def entry(self, row: int) -> tuple[Prompt, Entry]:
+        """The trajectory in a row of the storage, and its prompt."""
+        storage, rows = self.storage, self.storage.rows
+        entry = Entry(number=rows.number[row], trajectory=storage.trajectory(row), uses=rows.uses[row])
+        return storage.pools[rows.pool[row]].prompt, entry
 
     # ---- saving ----
 
@@ -331,10 +338,10 @@ class ReplayBuffer:
 
         self._files = self._files or Files()
         state = {
-            "consumed": self.consumed, "ledger": self._ledger.state(),
-            "lengths": {name: list(column) for name, column in self._lengths.sums.items()},
+            "consumed": self.consumed, "ledger": self.fates.state(),
+            "lengths": {name: list(column) for name, column in self.length_sums.sums.items()},
         }
-        self._files.save(path, self.storage, self._prompts, state)
+        self._files.save(path, self.storage, self.prompt_sums, state)
 
     def load(self, path: Path) -> ReplayBuffer:
         """Replaces the contents by those that `save` wrote into `path`, and returns the buffer.
@@ -348,8 +355,8 @@ class ReplayBuffer:
         self._files = Files()
         state, prompts = self._files.load(path, self.storage)
         self.consumed = state["consumed"]
-        self._ledger.restore(state["ledger"])
-        for tally, sums in ((self._prompts, prompts), (self._lengths, state["lengths"])):
+        self.fates.restore(state["ledger"])
+        for tally, sums in ((self.prompt_sums, prompts), (self.length_sums, state["lengths"])):
             for name, column in tally.sums.items():
                 column.extend(sums[name])
         storage, held = self.storage, self.storage.rows.held().tolist()

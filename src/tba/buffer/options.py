@@ -10,6 +10,8 @@ from tba.buffer_settings import Dedup, Eviction, Sampler
 
 SAMPLERS, EVICTIONS, DEDUPS = get_args(Sampler), get_args(Eviction), get_args(Dedup)
 
+TOTALS = ("capacity", "capacity_tokens", "capacity_bytes")
+"""Bounds over all prompts."""
 Share = float | tuple[float, float, int]
 """A weight, or one that moves from the first to the second in a line over the steps 0 to the third."""
 
@@ -40,7 +42,7 @@ class Options:
     keep_text: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "capacity_per_prompt", "capacity_tokens", "capacity_bytes"):
+        for name in ("capacity_per_prompt", *TOTALS):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"buffer.{name} = {value} must be >= 1.")
@@ -65,6 +67,16 @@ class Options:
         if unknown:
             raise ValueError(f"the buffer has no option {sorted(unknown)}; it has {[f.name for f in fields(self)]}.")
         return replace(self, **{name: value for name, value in changes.items() if (name, value) != ("mix", None)})
+
+    def shared_out(self, count: int) -> list[Options]:
+        """The options of each of `count` shards: bounds over all prompts in `count` parts, that of a prompt whole."""
+        return [
+            replace(self, **{
+                name: None if total is None else total // count + (shard < total % count)
+                for name in TOTALS for total in [getattr(self, name)]
+            })
+            for shard in range(count)
+        ]
 
     @property
     def samplers(self) -> tuple[str, ...]:

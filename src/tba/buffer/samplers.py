@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -15,6 +17,17 @@ LARGEST = 1e290
 
 HEAVY = 0.5
 """Share of the mass drawn so far beyond which it is taken out of the trees instead of being drawn again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """A prompt that a group is to be drawn from."""
+
+    sampler: str
+    prompt: int
+    """Its number among the prompts."""
+    probability: float
+    """Of this prompt, given the sampler and the picks before it."""
 
 
 def logit(reward: float, temperature: float) -> float:
@@ -106,3 +119,34 @@ def draw_prompt(eligible: Ranks, all_eligible: Sequence[Ranks], rng: np.random.G
         if number in ranks:
             ranks.hide(number)
     return number, chance
+
+
+def pick_prompts(
+    shares: Mapping[str, float], eligible: Mapping[str, Ranks], unmet: Counter[str], rng: np.random.Generator,
+    settle: Callable[[], None] = lambda: None,
+) -> Generator[Pick, None, None]:
+    """The prompts of a batch, one pick after another, as long as one is eligible; close it when there are enough.
+
+    `eligible` may change between two picks, where trajectories leave as they are drawn. Who picks ahead of drawing is
+    asked to `settle` before that matters: a prompt that was picked counts again when all have been.
+    `unmet` counts the picks that a sampler without an eligible prompt leaves to the others.
+    """
+    everything = list({id(ranks): ranks for ranks in eligible.values()}.values())
+    try:
+        while True:
+            if not any(ranks.left for ranks in everything):
+                settle()
+                if not any(map(len, everything)):
+                    return
+            name = choose(shares, rng)
+            if not eligible[name].left and any(ranks.hidden and not ranks.left for ranks in everything):
+                settle()
+            if not len(eligible[name]):
+                unmet[name] += 1
+                name = choose({n: s for n, s in shares.items() if len(eligible[n])}, rng)
+            number, chance = draw_prompt(eligible[name], everything, rng)
+            yield Pick(sampler=name, prompt=number, probability=chance)
+    finally:
+        for ranks in everything:
+            for number in list(ranks.hidden):
+                ranks.show(number)

@@ -45,6 +45,8 @@ class Storage:
         """Oldest version that is recent."""
         self.versions: dict[int, array[int]] = {}
         """Rows by version, rows that have left or moved among them."""
+        self.changed: set[int] | None = None
+        """Pools whose size or window has changed, since a set was put here; None where nobody asks."""
         self._in_versions = 0
         self._keeps = {"keeps_logps": keeps_logps, "keeps_text": keeps_text}
         self._temperature = temperature
@@ -280,6 +282,8 @@ class Storage:
 
     def _put_into_pool(self, pool: Pool, new: Sequence[int]) -> None:
         rows, first = self.rows, len(pool.rows)
+        if self.changed is not None:
+            self.changed.add(pool.number)
         if self.trees and not pool.trees:
             pool.trees = tuple(self.new_tree(name) for name in self.trees)
         self.num_prompts += not first
@@ -303,6 +307,8 @@ class Storage:
 
     def _leave_pool(self, pool: Pool, row: int) -> None:
         rows = self.rows
+        if self.changed is not None:
+            self.changed.add(pool.number)
         slot, last = rows.slot[row], pool.rows.pop()
         for tree in pool.trees:
             moved = tree[len(pool.rows)]
@@ -322,6 +328,8 @@ class Storage:
 
     def _enter_window(self, pool: Pool, new: Sequence[int]) -> None:
         first = len(pool.window)
+        if self.changed is not None:
+            self.changed.add(pool.number)
         pool.window.extend(new)
         for place, row in enumerate(new, first):
             self.rows.window[row] = place
@@ -331,6 +339,8 @@ class Storage:
 
     def _leave_window(self, pool: Pool, row: int) -> None:
         rows = self.rows
+        if self.changed is not None:
+            self.changed.add(pool.number)
         place, last = rows.window[row], pool.window.pop()
         if last != row:
             pool.window[place], rows.window[last] = last, place
