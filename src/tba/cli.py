@@ -250,7 +250,11 @@ def _execute(make: Callable[[Say], Runs], steps: int, started: float, as_json: b
     from tba.progress import Progress
 
     with Progress(steps, started) as progress, terminated_as_interrupted():
-        summary = make(progress.say).execute()
+        try:
+            summary = make(progress.say).execute()
+        except KeyboardInterrupt:  # before the run could stop by itself, or for the second time
+            _to_stderr("interrupted; a run that has a checkpoint goes on with: tba resume RUN")
+            raise
     if summary["status"] == "failed":
         _to_stderr(f"error: {visible(summary['message'])}")
     else:

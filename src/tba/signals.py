@@ -25,6 +25,8 @@ def terminated_as_interrupted() -> Iterator[None]:
 def interrupts_held() -> Iterator[None]:
     """Ctrl-C and SIGTERM come after what is inside, not in its midst; whatever handlers that sets are undone.
 
+    A library that handles SIGTERM below Python, as Ray does once it is half up, still ends the process by it.
+
     Raises:
         KeyboardInterrupt: at the end, if one came.
     """
