@@ -67,12 +67,12 @@ class RunDirectory:
         Of a log that has lost its end, what is left of its last line goes too.
         """
         missing = []
+        there = self.sizes()
         for name, size in sizes.items():
-            found = (self.path / name).read_bytes() if (self.path / name).exists() else b""
-            if len(found) < size:
-                missing.append(f"{name} has lost {size - len(found)} of the {size} bytes it had at the checkpoint")
-                size = found.rfind(b"\n") + 1
-            if found:
+            if there[name] < size:
+                missing.append(f"{name} has lost {size - there[name]} of the {size} bytes it had at the checkpoint")
+                size = (self.path / name).read_bytes().rfind(b"\n") + 1 if there[name] else 0
+            if there[name]:
                 os.truncate(self.path / name, size)
         return missing
 
