@@ -62,10 +62,7 @@ class Storage:
 
     def trajectory(self, row: int) -> Trajectory:
         """The trajectory in a row."""
-        rows = self.rows
-        segment = self.segments[rows.segment[row]]
-        prompt_id = self.pools[rows.pool[row]].prompt.id
-        return segment.trajectory(rows.at[row], prompt_id, rows.version[row], rows.reward[row])
+        return self.trajectories([row])[0]
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:
         """`trajectory` of each of many rows, in one pass over each segment."""
