@@ -38,7 +38,7 @@ NOT_ROOMS = {"recipes", "assets", "__pycache__"}
 
 FORBIDDEN = {"rollout", "episode", "response", "query", "iteration", "actor", "learner", "worker", "comment"}
 """Words for which the house has another; see the README's words."""
-FORBIDDEN_BUT = {"actor": ("cluster*",)}
+FORBIDDEN_BUT = {"actor": ("cluster/*",)}
 """`actor` is Ray's own word for a process that holds state."""
 
 PATTERN_NAMES = {"manager", "handler", "factory", "helper", "wrapper", "base"}
@@ -68,7 +68,7 @@ OWNERS = {
     "transformers": ("policy*", "table_model*", "sft*", "engines/transformers.py", "trainer_api*"),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),
-    "ray": ("cluster*", "processes*"),
+    "ray": ("cluster/*",),
     "datasets": ("tasks*", "trainer_api*"),
     "pyarrow": ("buffer*", "storage*", "recorder*"),
     "plotly": ("report*",),
@@ -83,7 +83,7 @@ OWNERS = {
 
 MUTABLE_DATACLASSES = {
     "buffer/entries.py:Entry": "storage inside the buffer, which counts its uses; draws hand out the trajectory",
-    "cluster.py:SearcherState": "what the driver knows of a searcher, from its birth to its deaths",
+    "cluster/driver.py:SearcherState": "what the driver knows of a searcher, from its birth to its deaths",
     "searcher.py:SearchTimes": "a stopwatch",
 }
 """`file:Class` -> why it may change after it is made."""

@@ -10,7 +10,8 @@ import pytest
 
 from makers import a_prompt, an_answer, settings_with
 from tba.buffer.entries import EmptyBufferError
-from tba.processes import DepotProcess, Notice
+from tba.cluster.depot import DepotProcess
+from tba.cluster.notices import Notice
 
 PROMPTS = [a_prompt(f"p{n}") for n in range(8)]
 

@@ -309,7 +309,7 @@ class Run:
 def make_journey(settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> Journey:
     """The journey of the settings' mode, its processes on their way up."""
     if settings.mode == "async":
-        from tba.cluster import Cluster
+        from tba.cluster.driver import Cluster
 
         return Cluster(settings, resume_from, say, run_dir)
     return Lockstep(resume_from, run_dir)

@@ -10,7 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from tba.buffer.shards import Call
+from tba.buffer.options import Options
+from tba.buffer.shards import Call, Shard
+from tba.cluster.start import YIELDS, settle
 
 TOGETHER = 16
 """Calls that a shard is told of in one message."""
@@ -82,3 +84,25 @@ class RemoteShards:
             raise error.cause from error
         self._under_way[shard].clear()
         return answers[-1]
+
+
+class ShardProcess:
+    """A shard of the buffer.
+
+    consumes: what the depot tells and asks
+    waits for: nothing
+    woken by: the depot
+    produces: groups drawn, reports
+    """
+
+    def __init__(self, options: Options) -> None:
+        """`options` are the shard's own."""
+        self._shard = Shard(options)
+
+    def ready(self) -> None:
+        """Nothing, once the shard is up."""
+        settle(nicer_by=YIELDS)
+
+    def do(self, calls: Sequence[Call]) -> Any:
+        """Does one after another; returns what the last one gives."""
+        return [getattr(self._shard, name)(*values) for name, *values in calls][-1]

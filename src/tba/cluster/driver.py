@@ -18,11 +18,16 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from tba import metrics as m
 from tba.assembly import Questions
+from tba.cluster.depot import DepotProcess
+from tba.cluster.notices import Notice
+from tba.cluster.searcher import SearcherProcess
+from tba.cluster.shards import ShardProcess
+from tba.cluster.start import settle
+from tba.cluster.trainer import TrainerProcess
 from tba.depot import options_of
 from tba.loop import LOOKAHEAD, Ask
 from tba.metrics import Say
 from tba.policy import Policy
-from tba.processes import DepotProcess, Notice, SearcherProcess, ShardProcess, TrainerProcess, settle
 from tba.settings import Settings
 from tba.signals import interrupts_held
 from tba.weights import Weights

@@ -1,0 +1,60 @@
+"""A searcher's process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import ray
+
+from tba.cluster.notices import Notice, Orders
+from tba.cluster.start import YIELDS, settle, start_process
+
+
+class SearcherProcess:
+    """A searcher that asks, answers and scores until the run is over; it may die at any time.
+
+    consumes: leases
+    waits for: the lead, inside the depot's `lease`
+    woken by: the depot's answer
+    produces: groups
+    """
+
+    def __init__(self, tree: dict[str, Any], threads: int, name: str) -> None:
+        """`tree` is the resolved settings tree."""
+        from tba import assembly
+
+        settings, task, policy = start_process(tree, threads)
+        self._searcher = assembly.make_searcher(settings, task, policy, name)
+        self._searcher.warm_up(sorted(policy.stop_ids)[:1])
+
+    def run(self, depot: Any) -> None:
+        """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process.
+
+        The next leases are asked for before groups are handed over, which takes time on both sides; and groups
+        are handed over only after those before them have arrived, so that they arrive in their order.
+        """
+        settle(nicer_by=YIELDS)
+        held: Notice | None = None
+        searcher = self._searcher
+        asked: Any = depot.lease.remote(searcher.name)
+        delivered: Any = None
+        while True:
+            started = time.perf_counter()
+            orders: Orders | None = ray.get(asked)
+            searcher.times.idle_s += time.perf_counter() - started
+            if orders is None:
+                break
+            if orders.notice != held:
+                held = orders.notice
+                (tensors,) = orders.tensors
+                is_new = held.ref_version != searcher.ref_version
+                searcher.adopt(held.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
+            groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
+            asked = depot.lease.remote(searcher.name)
+            if delivered is not None:
+                ray.get(delivered)
+            delivered = depot.deliver.remote(searcher.name, groups, dataclasses.asdict(searcher.times))
+        if delivered is not None:
+            ray.get(delivered)

@@ -1,0 +1,120 @@
+"""The trainer's process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from tba import metrics as m
+from tba.cluster.notices import Notice
+from tba.cluster.start import settle, start_process, use_threads
+from tba.weights import Weights
+
+if TYPE_CHECKING:
+    from tba.batch import Batch
+    from tba.recorder import Source
+
+
+class TrainerProcess:
+    """The trainer, on a thread that does nothing else and never asks Ray between two steps.
+
+    consumes: draws, one call of `feed` a step
+    waits for: on the trainer's thread, the next batch; in `step` and `publication`, what that thread makes
+    woken by: `feed`; the trainer's thread
+    produces: metrics, and weights as return values, which the driver owns
+    """
+
+    def __init__(self, tree: dict[str, Any], threads: int, resume_from: str | None, run_dir: str) -> None:
+        """`tree` is the resolved settings tree."""
+        from tba.assembly import make_recorder
+        from tba.trainer import Trainer
+
+        settings, _, policy = start_process(tree, threads)
+        self._trainer = Trainer(policy.trainable_copy(), settings, make_recorder(settings, Path(run_dir)))
+        self._sync = settings.trainer.sync_every
+        self._limit_s = settings.async_.wait_limit_s
+        self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
+        self._steps: dict[int, Future[dict[str, Any]]] = {}
+        self._published: dict[int, Future[Weights]] = {}
+        if resume_from is not None:
+            self._trainer.load(Path(resume_from))
+        self._free = time.perf_counter()
+        self._publish_s = 0.0
+        self._sent_reference = 0
+        self._publish()
+
+    def ready(self) -> tuple[int, int]:
+        """(steps tried, version), once the trainer is up."""
+        settle()
+        return self._trainer.steps, self._trainer.version
+
+    @ray.method(concurrency_group="feed")
+    def feed(self, step: int, drawn: tuple[Batch, dict[str, Any], list[Source]]) -> None:
+        """Takes the batch of a later step; calls come in the order of the steps."""
+        self._steps[step] = self._thread.submit(self._train, step, *drawn)
+
+    def _train(self, step: int, batch: Batch, found: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
+        """One step, and the publication after it if it ends a round."""
+        started = time.perf_counter()
+        assert step == self._trainer.steps + 1, f"step {self._trainer.steps + 1} was fed the batch of step {step}"
+        record = {
+            **self._trainer.step(batch, sources, search_kl=found[m.SEARCH_KL]), **found,
+            m.ROUND: (step - 1) // self._sync, m.WAIT_SECONDS: started - self._free,
+            m.PUBLISH_SECONDS: self._publish_s,
+        }
+        self._publish_s = 0.0
+        if step % self._sync == 0:
+            self._publish()
+        self._free = time.perf_counter()
+        return record
+
+    def _publish(self) -> None:
+        started = time.perf_counter()
+        round_ = self._trainer.steps // self._sync
+        weights = self._trainer.publish(round_)
+        if weights.ref_version == self._sent_reference:
+            weights = dataclasses.replace(weights, reference=None)
+        self._sent_reference = weights.ref_version
+        self._publication_of(round_).set_result(weights)
+        self._publish_s = time.perf_counter() - started
+
+    def _publication_of(self, round_: int) -> Future[Weights]:
+        """The one future of a publication, whoever asks for it first."""
+        return self._published.setdefault(round_, Future())
+
+    def step(self, step: int, fed: None) -> dict[str, Any]:
+        """Metrics of the optimizer step `step`, once it is done; `fed` is what its `feed` returned, or failed with."""
+        del fed
+        return self._steps.pop(step).result(timeout=self._limit_s)
+
+    @ray.method(concurrency_group="publish")
+    def publication(self, round_: int) -> tuple[Notice, Any, Any]:
+        """The weights that round `round_` starts with, once they are made: a notice, and the tensors.
+
+        Third come the tensors of the reference, or None if they were in an earlier publication.
+        """
+        weights = self._publication_of(round_).result(timeout=self._limit_s)
+        del self._published[round_]
+        return Notice.of(weights), weights.tensors, weights.reference
+
+    def weights(self) -> tuple[Notice, Any]:
+        """The weights as they are; only while no step is under way."""
+        weights = self._trainer.publish(self._trainer.steps // self._sync)
+        return Notice.of(weights), weights.tensors
+
+    def begin(self) -> None:
+        """Starts the clock of the next wait: at the start, and after a checkpoint, which is not waiting for data."""
+        self._free = time.perf_counter()
+
+    def save(self, path: str) -> None:
+        """See `Trainer.save`; only while no step is under way."""
+        self._trainer.save(Path(path))
+
+    def save_model(self, path: str) -> None:
+        """Writes the policy as a Hugging Face model folder; only while no step is under way."""
+        self._trainer.policy.save(Path(path))
