@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tba import assembly
-from tba.buffer.entries import EmptyBufferError
+from tba import assembly, lora
 from tba.depot import Depot
 from tba.loop import lockstep
 from tba.reading import read_settings
+from tba.searcher import Searcher
 from tba.trainer import Trainer
-from tba.weights import MemoryStore, Weights, WeightStore, digest
+from tba.weights import MemoryStore, Tensors, Weights, WeightStore, WrongWeightsError, check_held, digest, digests
 
 STORES: dict[str, Callable[[], WeightStore]] = {"memory": MemoryStore}
 
@@ -111,28 +112,99 @@ def test_blank_weights_have_another_digest_than_the_trained():
     assert digest({"w": np.float32([0.0])}) != digest({"w": np.float32([-0.0])})
 
 
+# ---- attestation -----------------------------------------------------------------------------------
+
+
+Change = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+CHANGES: dict[str, tuple[Change, str]] = {
+    "zeros": (lambda held: {**held, "bias": np.zeros_like(held["bias"])}, "'bias' is all zeros"),
+    "stale": (lambda held: {**held, "bias": np.array([0.125, 4.0], np.float32)}, "'bias' is still that of version 6"),
+    "other": (lambda held: {**held, "bias": held["bias"] * 3}, "'bias' has other values, or another type or shape"),
+    "type": (lambda held: {**held, "bias": held["bias"].astype(np.float64)}, "'bias' has other values"),
+    "lost": (lambda held: {"bias": held["bias"]}, "'embed.weight' was published and is not there"),
+    "added": (lambda held: {**held, "head": held["bias"]}, "'head' is there and was not published"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_an_engine_holds_otherwise_than_published_is_named(name: str):
+    change, said = CHANGES[name]
+    published = Weights.of(tensors(), version=7, round_=2)
+    before = {5: digests({"bias": np.array([9.0, 9.0], np.float32)}),
+              6: digests({"bias": np.array([0.125, 4.0], np.float32)})}
+    assert check_held(published, tensors(), before) == published.digest
+    with pytest.raises(WrongWeightsError) as error:
+        check_held(published, change(tensors()), before)
+    assert f"does not hold version 7 as it was published: 1 of {2 + (name == 'added')} tensors" in str(error.value)
+    assert said in str(error.value)
+
+
+def test_at_most_three_tensors_are_named():
+    published = Weights.of({f"w{n}": np.ones(2) for n in range(5)}, version=1, round_=0)
+    said = r"5 of 5 tensors differ: 'w0' is all zeros; .*'w2' is all zeros; and 2 more"
+    with pytest.raises(WrongWeightsError, match=said):
+        check_held(published, {f"w{n}": np.zeros(2) for n in range(5)}, {})
+
+
 class Tampering(MemoryStore):
-    """Hands out other weights than were published."""
+    """Hands out other weights than were published, from the second publication on."""
 
     def latest(self) -> Weights:
         whole = super().latest()
-        return dataclasses.replace(whole, tensors={name: array + 0.25 for name, array in whole.tensors.items()})
+        if whole.version == 0:
+            return whole
+        first = min(whole.tensors)
+        return dataclasses.replace(whole, tensors={**whole.tensors, first: np.zeros_like(whole.tensors[first])})
 
 
-@pytest.mark.parametrize(("make", "counted"), [(MemoryStore, False), (Tampering, True)])
-def test_what_was_sampled_with_other_weights_is_rejected_in_lockstep_too(make: type[MemoryStore], counted: bool):
-    settings = read_settings("enumerable", [])
+def journey_of(store: WeightStore, *words: str) -> tuple[Iterator[dict[str, Any]], Depot, Searcher]:
+    settings = read_settings("enumerable", ["trainer.sync_every=2", *words])
     task = assembly.make_task_of(settings)
     policy = assembly.make_policy(settings, task)
     depot = Depot(assembly.make_questions(settings, task, policy).training, settings, lead=None)
-    journey = lockstep(
-        Trainer(policy.trainable_copy(), settings), depot,
-        assembly.make_searcher(settings, task, policy, "searcher-0"), make(), settings.trainer,
-    )
-    if counted:
-        with pytest.raises(EmptyBufferError, match="wrong weights"):
-            next(journey)
-    else:
+    searcher = assembly.make_searcher(settings, task, policy, "searcher-0")
+    trainer = Trainer(policy.trainable_copy(), settings)
+    return lockstep(trainer, depot, searcher, store, settings.trainer), depot, searcher
+
+
+def test_corrupted_weights_end_the_journey_at_the_first_sync():
+    journey, depot, _ = journey_of(Tampering())
+    assert [next(journey)["version"] for _ in range(2)] == [1, 2]
+    delivered = depot.ledger()["trajectories"]["delivered"]
+    with pytest.raises(WrongWeightsError, match=r"version 2 as .*: 1 of \d+ tensors differ: .* is all zeros"):
         next(journey)
-    account = depot.ledger()["trajectories"]
-    assert account["rejected"] == ({"wrong weights": account["delivered"]} if counted else {})
+    assert depot.ledger()["trajectories"] == {**depot.ledger()["trajectories"], "delivered": delivered, "rejected": {}}
+
+
+def test_an_adapter_that_is_not_applied_is_named_at_the_first_sync():
+    words = ("model=new-llama", "engine.name=transformers", "policy.lora.rank=2", "architecture.layers=1")
+    journey, _, searcher = journey_of(MemoryStore(), *words)
+    next(journey), next(journey)
+    lora.turn_off(searcher._engine._policy.model)
+    with pytest.raises(WrongWeightsError, match=r"lora_A.*' was published and is not there"):
+        next(journey)
+
+
+def test_one_tensor_that_an_engine_keeps_from_before_is_named(monkeypatch: pytest.MonkeyPatch):
+    journey, _, searcher = journey_of(MemoryStore())
+    next(journey), next(journey)
+    engine, load = searcher._engine, searcher._engine.load
+    kept = sorted(engine.tensors())[0]
+
+    def load_most(tensors: Tensors, version: int) -> None:
+        load({**tensors, kept: engine.tensors()[kept]}, version)
+
+    monkeypatch.setattr(engine, "load", load_most)
+    with pytest.raises(WrongWeightsError, match=f"'{kept}' is still that of version 0"):
+        next(journey)
+
+
+def test_groups_that_echo_another_digest_are_rejected_and_counted():
+    _, depot, searcher = journey_of(MemoryStore())
+    published = Weights.of(searcher._engine.tensors(), version=0, round_=0)
+    searcher.adopt(published)
+    groups = list(searcher.search(depot.take(0)))
+    depot.expect(published.version, published.digest)
+    assert depot.deliver(groups[0]) == ""
+    assert depot.deliver(dataclasses.replace(groups[1], digest="0" * 32)) == "wrong weights"
+    assert depot.ledger()["trajectories"]["rejected"] == {"wrong weights": len(groups[1].trajectories)}

@@ -68,6 +68,14 @@ def set_trainable(model: torch.nn.Module, trainable: bool) -> None:
         parameter.requires_grad_(trainable and is_adapter_name(name))
 
 
+def is_off(model: Any) -> bool:
+    """Whether a model with adapter computes without it, in all of its layers or in some."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [part for part in model.modules() if isinstance(part, BaseTunerLayer)]
+    return any(layer.disable_adapters or layer.merged for layer in layers)
+
+
 def turn_off(model: Any) -> None:
     """Makes the model its base from now on."""
     model.base_model.disable_adapter_layers()

@@ -251,7 +251,12 @@ def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def copy_out(model: torch.nn.Module) -> dict[str, npt.NDArray[Any]]:
-    """The model's tensors copied to host memory; later optimizer steps do not change them."""
+    """The tensors that the model computes with, copied to host memory; later optimizer steps do not change them.
+
+    Of a model whose adapter is off these are none.
+    """
+    if lora.has_adapter(model) and lora.is_off(model):
+        return {}
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named_tensors(model).items()}
 
 

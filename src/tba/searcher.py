@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,7 +14,10 @@ from tba.leases import completion_seed
 from tba.records import Completion, Group, Lease, Prompt, Trajectory, Unscored
 from tba.rewards.functions import Failure, Score, clip
 from tba.tasks.protocol import Task, outcomes
-from tba.weights import Tensors, Weights, digest
+from tba.weights import Tensors, Weights, check_held, digests
+
+KEPT_DIGESTS = 3
+"""Adopted versions whose digests by tensor are remembered, to tell which one a stale tensor is of."""
 
 
 class Reference(Protocol):
@@ -59,6 +62,7 @@ class Searcher:
         self._exploration, self._num_samples, self._batch_prompts = exploration, num_samples, batch_prompts
         self._seed, self._keeps_ref_logps = seed, keeps_ref_logps
         self._digest = ""
+        self._adopted: dict[int, Mapping[str, str]] = {}
         self.ref_version = 0
         """Version of the reference that it scores with."""
         self.name = name
@@ -71,13 +75,18 @@ class Searcher:
         self._reference_logps([prompt], completions)
 
     def adopt(self, weights: Weights) -> None:
-        """Loads `weights`, and recomputes the digest from what the engine holds afterwards.
+        """Loads `weights`, and recomputes their digest from what the engine would sample with.
 
         The reference that goes with them is loaded if it is another than that held.
+
+        Raises:
+            WrongWeightsError: the engine holds something else than was published; nothing is sampled with it.
         """
         started = time.perf_counter()
+        self._adopted = self._adopted or {self._engine.version: digests(self._engine.tensors())}
         self._engine.load(weights.tensors, weights.version)
-        self._digest = digest(self._engine.tensors())
+        self._digest = check_held(weights, self._engine.tensors(), self._adopted)
+        self._adopted = {**dict(list(self._adopted.items())[-KEPT_DIGESTS:]), weights.version: weights.digests}
         if weights.ref_version != self.ref_version:
             assert weights.reference is not None, f"reference {weights.ref_version} came without its tensors"
             self._reference.load(weights.reference)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +22,8 @@ class Weights:
     """The round that is searched for with them at lead 0: publications before this one."""
     digest: str
     tensors: Tensors
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digest of each tensor by its name; `digest` is over all of them."""
     ref_version: int = 0
     """Version of the reference that goes with them; 0 is the start policy, which searchers have."""
     reference: Tensors | None = None
@@ -31,10 +33,11 @@ class Weights:
     def of(
         tensors: Tensors, *, version: int, round_: int, ref_version: int = 0, reference: Tensors | None = None
     ) -> Weights:
-        """Weights with their digest."""
+        """Weights with their digests."""
+        parts = digests(tensors)
         return Weights(
-            version=version, round=round_, digest=digest(tensors), tensors=tensors, ref_version=ref_version,
-            reference=reference,
+            version=version, round=round_, digest=digest_of(parts), tensors=tensors, digests=parts,
+            ref_version=ref_version, reference=reference,
         )
 
 
@@ -100,11 +103,68 @@ def check_monotone(newest: Publication | None, weights: Publication) -> None:
         )
 
 
-def digest(tensors: Tensors) -> str:
-    """A digest over names, types, shapes and bytes, in name order."""
-    total = hashlib.blake2b(digest_size=16)
+class WrongWeightsError(RuntimeError):
+    """What an engine holds is not what was published; the message names the tensors."""
+
+
+def check_held(published: Weights, held: Tensors, before: Mapping[int, Mapping[str, str]]) -> str:
+    """The digest of `held`, recomputed, which is that of `published`; `before` are digests by version and name.
+
+    Raises:
+        WrongWeightsError: a tensor differs, is missing, or is there without having been published.
+    """
+    own = digests(held)
+    if own == published.digests:
+        return published.digest
+    names = sorted(own.keys() | published.digests.keys())
+    odd = [name for name in names if own.get(name) != published.digests.get(name)]
+    said = "; ".join(_difference(name, published, held, own, before) for name in odd[:MOST_NAMED])
+    more = f"; and {len(odd) - MOST_NAMED} more" if len(odd) > MOST_NAMED else ""
+    raise WrongWeightsError(
+        f"the engine does not hold version {published.version} as it was published: {len(odd)} of {len(names)} tensors "
+        f"differ: {said}{more}."
+    )
+
+
+MOST_NAMED = 3
+"""Tensors that a message names."""
+
+
+def _difference(
+    name: str, published: Weights, held: Tensors, own: Mapping[str, str], before: Mapping[int, Mapping[str, str]]
+) -> str:
+    """What is wrong with one tensor, in words."""
+    if name not in own:
+        what = "was published and is not there"
+    elif name not in published.digests:
+        what = "is there and was not published"
+    elif not held[name].any():
+        what = "is all zeros"
+    else:
+        old = [version for version, parts in before.items() if parts.get(name) == own[name]]
+        what = f"is still that of version {max(old)}" if old else "has other values, or another type or shape"
+    return f"{name!r} {what}"
+
+
+def digests(tensors: Tensors) -> dict[str, str]:
+    """Digest of each tensor over name, type, shape and bytes."""
+    found = {}
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
-        total.update(f"{name}\x00{tensor.dtype.str}\x00{tensors[name].shape}\x00".encode())
-        total.update(tensor.data.cast("B") if tensor.size else b"")
+        part = hashlib.blake2b(f"{name}\x00{tensor.dtype.str}\x00{tensors[name].shape}\x00".encode(), digest_size=16)
+        part.update(tensor.data.cast("B") if tensor.size else b"")
+        found[name] = part.hexdigest()
+    return found
+
+
+def digest_of(parts: Mapping[str, str]) -> str:
+    """One digest over those of all tensors, in name order."""
+    total = hashlib.blake2b(digest_size=16)
+    for name in sorted(parts):
+        total.update(f"{name}\x00{parts[name]}\x00".encode())
     return total.hexdigest()
+
+
+def digest(tensors: Tensors) -> str:
+    """The digest of `Weights` that hold `tensors`."""
+    return digest_of(digests(tensors))

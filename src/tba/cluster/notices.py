@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tba.records import Lease
@@ -17,19 +17,22 @@ class Notice:
     version: int
     round: int
     digest: str
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By tensor."""
     ref_version: int = 0
 
     @staticmethod
     def of(weights: Weights) -> Notice:
         """What is to be said of `weights`."""
         return Notice(
-            version=weights.version, round=weights.round, digest=weights.digest, ref_version=weights.ref_version
+            version=weights.version, round=weights.round, digest=weights.digest, digests=weights.digests,
+            ref_version=weights.ref_version,
         )
 
     def weights(self, tensors: Tensors, reference: Tensors | None = None) -> Weights:
         """The publication with its tensors, and with its reference's where they are needed."""
         return Weights(
-            version=self.version, round=self.round, digest=self.digest, tensors=tensors,
+            version=self.version, round=self.round, digest=self.digest, digests=self.digests, tensors=tensors,
             ref_version=self.ref_version, reference=reference,
         )
 
