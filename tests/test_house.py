@@ -83,7 +83,8 @@ OWNERS = {
 
 MUTABLE_DATACLASSES = {
     "buffer/entries.py:Entry": "storage inside the buffer, which counts its uses; draws hand out the trajectory",
-    "cluster/driver.py:SearcherState": "what the driver knows of a searcher, from its birth to its deaths",
+    "cluster/searchers.py:SearcherState": "what the driver knows of a searcher, from its birth to its deaths",
+    "cluster/depot.py:Holder": "what the depot knows of one life of a searcher, from its first lease to its end",
     "searcher.py:SearchTimes": "a stopwatch",
 }
 """`file:Class` -> why it may change after it is made."""

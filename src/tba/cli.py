@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
-from tba import jobs
+from tba import control, jobs
 from tba.metrics import Say, finite
 from tba.reading import built_in_recipes, read_settings
 from tba.records import visible
@@ -198,6 +198,29 @@ def buffer_replay(
 def look_into_buffer(words: Words = None) -> None:
     """Look into a run's buffer: stats, show, export, replay."""
     raise typer.Exit(buffer_app(args=words or ["--help"], standalone_mode=False, prog_name="tba buffer") or DONE)
+
+
+@app.command()
+def searchers(
+    run: Annotated[Path, typer.Argument(help="Directory of a run that is under way in async mode.")],
+    do: Annotated[Literal["list", "add", "remove"], typer.Argument(help="What to do.")] = "list",
+    count: Annotated[int, typer.Argument(min=1, help="How many to add or remove; those that came last are removed.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """List, add or remove searchers of a run that is under way."""
+    settings = jobs.settings_of(run)
+    if settings.mode != "async":
+        raise SettingsError([f"run {str(run)!r} is in mode = {settings.mode}, where nobody searches beside the trainer."])
+    found = control.ask(run, {"do": do, "count": count})
+    if as_json:
+        print(json.dumps(finite(found), allow_nan=False))
+        return
+    if found["changed"]:
+        print(f"{'added' if do == 'add' else 'leaving'}: {', '.join(found['changed'])}")
+    for line in found["searchers"]:
+        heard = "never" if line["heard_s"] is None else f"{line['heard_s']:.0f} s ago"
+        print(f"{line['name']:14} {line['state']:16} delivered {line['delivered'] or 0} groups, last {heard}, "
+              f"holds {line['held'] or 0} prompts  {visible(line['where'] or '')}")
 
 
 @app.command()

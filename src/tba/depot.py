@@ -21,6 +21,8 @@ from tba.leases import Leases, Pace
 from tba.records import Group, Lease, Prompt, Trajectory
 from tba.settings import Settings
 
+WRONG_WEIGHTS = "wrong weights"
+"""Why a group is rejected that echoes another digest than its version was published with."""
 KEPT_DIGESTS = 64
 """Newest publications whose digest is remembered; an echo of an older one is not checked."""
 
@@ -82,7 +84,7 @@ class Depot:
         if not self.leases.deliver(group.number, group.attempt):
             return "late"
         if self._digests.get(group.version, group.digest) != group.digest:
-            return "wrong weights"
+            return WRONG_WEIGHTS
         return ""
 
     def draw(self, version: int) -> tuple[list[Draw], dict[str, Any]]:

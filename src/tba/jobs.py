@@ -150,7 +150,7 @@ def _reuse_of(settings: Settings) -> str:
     """Groups consumed per prompt delivered when the run is over: the most and the least."""
     trainer = settings.trainer
     rounds = trainer.steps // trainer.sync_every
-    lead = 0 if settings.mode == "lockstep" else settings.async_.lead
+    lead = 0 if settings.mode == "lockstep" else settings.lead
     pace = Pace(first=settings.initial_prompts, per_round=settings.prompts_per_round, lead=lead)
     consumed = trainer.steps * settings.groups_per_step
     most = f"at most {consumed / pace.before(rounds):.3g} groups consumed per prompt: then the trainer waits"

@@ -12,6 +12,7 @@ from tba import metrics as m
 from tba.assembly import Questions, make_recorder, make_searcher
 from tba.batch import collate
 from tba.depot import Depot
+from tba.evaluate import Evaluation
 from tba.policy import Policy
 from tba.recorder import Source
 from tba.searcher import Searcher
@@ -56,6 +57,10 @@ Ask = Literal["go", "hold", "stop"]
 """Whether the next round may start; `hold`: once everything before it has been consumed."""
 
 
+Evaluate = Callable[..., Evaluation]
+"""`Evaluator.evaluate`, wherever it runs."""
+
+
 class Journey(Protocol):
     """A run under way, in one process or in many."""
 
@@ -69,6 +74,10 @@ class Journey(Protocol):
 
     def weights(self) -> Weights:
         """The newest weights that may be evaluated."""
+        ...
+
+    def evaluator(self) -> Evaluate | None:
+        """What evaluates in a process of its own; None if there is none, and the caller is to do it."""
         ...
 
     def save(self, path: Path) -> None:
@@ -122,6 +131,10 @@ class Lockstep:
     def weights(self) -> Weights:
         """The trainer's weights as they are now."""
         return self._trainer.publish(self._trainer.steps // self._settings.trainer.sync_every)
+
+    def evaluator(self) -> Evaluate | None:
+        """See `Journey.evaluator`."""
+        return None
 
     def save(self, path: Path) -> None:
         """See `Journey.save`."""

@@ -250,14 +250,22 @@ def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def copy_out(model: torch.nn.Module) -> dict[str, npt.NDArray[Any]]:
+@torch.no_grad()
+def copy_out(
+    model: torch.nn.Module, into: Mapping[str, npt.NDArray[Any]] | None = None
+) -> dict[str, npt.NDArray[Any]]:
     """The tensors that the model computes with, copied to host memory; later optimizer steps do not change them.
 
-    Of a model whose adapter is off these are none.
+    Of a model whose adapter is off these are none. `into` is an earlier copy of the same model, which is written over.
     """
     if lora.has_adapter(model) and lora.is_off(model):
         return {}
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named_tensors(model).items()}
+    own = named_tensors(model)
+    if into is None:
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in own.items()}
+    for name, tensor in own.items():
+        torch.from_numpy(into[name]).copy_(tensor)
+    return dict(into)
 
 
 @torch.no_grad()

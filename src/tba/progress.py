@@ -102,6 +102,8 @@ class Progress:
         share = summary["trainer"]["wait_share"]
         if share is not None:
             lines.append(f"trainer waited {100 * share:.1f} % of its time")
+        if summary["advice"]:
+            lines.append(f"advice         {summary['advice']}")
         lines.append(f"report         {summary['run']}/report.html")
         console.print(Text("\n".join(lines)))
 

@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,10 @@ import yaml
 
 from tba import assembly, checkpoint
 from tba import metrics as m
+from tba.advice import advice, times_of
+from tba.control import Hold
 from tba.evaluate import Evaluation
+from tba.evaluations import Beside, EvaluationLateError
 from tba.loop import Ask, Journey, Lockstep
 from tba.metrics import Say
 from tba.policy import copy_out
@@ -26,9 +28,6 @@ from tba.report import write_report
 from tba.settings import DEBUG, Settings, SettingsError
 from tba.tasks.protocol import fingerprint
 from tba.weights import Tensors
-
-EVALUATION_LIMIT_S = 600.0
-"""Seconds that an evaluation beside training may still take when training is over."""
 
 
 class RunDirectory:
@@ -95,29 +94,33 @@ class Run:
         """`resume_from` is a complete checkpoint folder of this run; None starts afresh.
 
         Raises:
-            SettingsError: the prompts are wrong, or not those that the checkpoint was saved with.
+            SettingsError: the prompts are wrong, or not those that the checkpoint was saved with; or another process
+                has the directory.
         """
         self._settings, self._directory, self._say = settings, directory, say
+        self._hold = Hold(directory.path)
         self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": "", "beta": None}
         if resume_from is not None:
             self._facts |= checkpoint.facts_of(resume_from)
-        self._journey: Journey = make_journey(settings, resume_from, say, directory.path)
+        try:
+            self._journey: Journey = make_journey(settings, resume_from, say, directory.path)
+        except BaseException:
+            self._hold.close()
+            raise
         try:
             self._prepare()
         except BaseException:
-            self._journey.close()
+            self._close()
             raise
         if resume_from is not None:
             for lost in directory.cut(self._facts["logs"]):
                 say("note", {"text": lost})
-        self._beside = ThreadPoolExecutor(1, "evaluation") if settings.mode == "async" else None
-        self._pending: Future[Evaluation] | None = None
         self._wants_stop = threading.Event()
         self._step: int = self._facts["step"]
         self._version: int = self._facts["version"]
         self._wall_before: float = self._facts["wall_s"]
         self._started = time.perf_counter()
-        self._spent = {"wait_s": 0.0, "publish_s": 0.0, "step_s": 0.0, "checkpoint_s": 0.0}
+        self._spent = {"wait_s": 0.0, "draw_s": 0.0, "publish_s": 0.0, "step_s": 0.0, "checkpoint_s": 0.0}
 
     def _prepare(self) -> None:
         settings = self._settings
@@ -131,8 +134,12 @@ class Run:
                 f"({self._facts['data']}); restore the data, or start a new run."
             ])
         self._facts["data"] = found
-        self._evaluator = assembly.make_evaluator(settings, questions, self._start_policy)
         self._journey.start(settings, questions, self._start_policy)
+        beside = self._journey.evaluator()
+        if beside is None:
+            beside = assembly.make_evaluator(settings, questions, self._start_policy).evaluate
+        self._evaluator = beside
+        self._beside = Beside(beside, settings.evaluation.limit_s) if settings.mode == "async" else None
 
     def execute(self) -> dict[str, Any]:
         """Runs to the last step, the time limit, or the first interrupt; returns the summary.
@@ -152,12 +159,12 @@ class Run:
                 status = self._train()
                 self._facts["wall_s"] = self._wall()
                 self._save(self._facts["wall_s"])
+                self._journey.save_model(self._directory.path / "final")
                 if status == "done":
                     newest = self._journey.weights()
                     evaluation = self._evaluate(newest.tensors, newest.version)
                     self._record_evaluation(evaluation)
                     final = evaluation.metrics
-            self._journey.save_model(self._directory.path / "final")
             return self._finish(status, "", final)
         except Exception as error:
             # Whatever a part of the run raises ends here, as a failed run with its message.
@@ -171,7 +178,11 @@ class Run:
             self._finish("failed", type(error).__name__, final)
             raise
         finally:
-            self._journey.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._journey.close()
+        self._hold.close()
 
     # ---- training ----
 
@@ -181,6 +192,7 @@ class Run:
             self._step, self._version = record[m.STEP], record[m.VERSION]
             self._facts["beta"] = record[m.BETA]
             self._spent["wait_s"] += record[m.WAIT_SECONDS]
+            self._spent["draw_s"] += min(record[m.WAIT_SECONDS], record[m.DRAW_SECONDS] + record[m.COLLATE_SECONDS])
             self._spent["publish_s"] += record.get(m.PUBLISH_SECONDS, 0.0)
             self._spent["step_s"] += record[m.STEP_SECONDS]
             line = {**record, m.WALL: self._wall()}
@@ -244,13 +256,22 @@ class Run:
 
     # ---- evaluating ----
 
-    def _evaluate(self, tensors: Tensors, version: int, *, during: bool = False) -> Evaluation:
+    def _evaluate(self, tensors: Tensors, version: int) -> Evaluation:
+        """The evaluation before training, or the last one, which is waited for."""
+        options = self._options(during=False)
+        if self._beside is None:
+            return self._evaluator(tensors, version, **options)
+        self._beside.start(tensors, version, **options)
+        found = self._beside.take(wait=True)
+        assert found is not None, "an evaluation was started and is gone"
+        return found
+
+    def _options(self, *, during: bool) -> dict[str, Any]:
         chosen = self._settings.evaluation
-        return self._evaluator.evaluate(
-            tensors, version, prompts=chosen.during_prompts if during else chosen.prompts,
-            samples=1 if during else chosen.samples, greedy=not during,
-            beta=self._target_beta(),
-        )
+        return {
+            "prompts": chosen.during_prompts if during else chosen.prompts, "samples": 1 if during else chosen.samples,
+            "greedy": not during, "beta": self._target_beta(),
+        }
 
     def _target_beta(self) -> float:
         """Beta of the exact target: the last step's where a KL steers it, else the one that training ends with."""
@@ -260,16 +281,24 @@ class Run:
 
     def _evaluate_beside(self) -> None:
         """Evaluates the newest weights: in lockstep now, in async beside training, one at a time."""
-        newest = self._journey.weights()
+        if self._beside is not None and self._beside.is_busy:
+            return
+        newest, options = self._journey.weights(), self._options(during=True)
         if self._beside is None:
-            self._record_evaluation(self._evaluate(newest.tensors, newest.version, during=True))
-        elif self._pending is None:
-            self._pending = self._beside.submit(self._evaluate, newest.tensors, newest.version, during=True)
+            self._record_evaluation(self._evaluator(newest.tensors, newest.version, **options))
+        else:
+            self._beside.start(newest.tensors, newest.version, **options)
 
     def _collect_evaluation(self, *, wait: bool) -> None:
-        if self._pending is not None and (wait or self._pending.done()):
-            self._record_evaluation(self._pending.result(timeout=EVALUATION_LIMIT_S))
-            self._pending = None
+        if self._beside is None:
+            return
+        try:
+            found = self._beside.take(wait=wait)
+        except EvaluationLateError as error:
+            self._say("note", {"text": f"{error} This one is left out."})
+            return
+        if found is not None:
+            self._record_evaluation(found)
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         line = {**evaluation.metrics, m.WALL: self._wall() if self._step else 0.0}
@@ -294,6 +323,7 @@ class Run:
             "trainer": {**self._spent, "wait_share": waited_s / trained_s if trained_s > 0 else None},
             "searchers": self._journey.times() if is_whole else {},
         }
+        summary["advice"] = advice(times_of(summary), self._settings) if is_whole else ""
         if ledger:
             self._directory.write_json("ledger.json", ledger)
         try:

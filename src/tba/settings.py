@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
+from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems
 from tba.sections import (
     Fraction,
     LoraSettings,
@@ -164,19 +165,6 @@ class TrainerSettings(Section):
     """MiB of recorded steps kept; beyond, the oldest go."""
 
 
-class AsyncSettings(Section):
-    """Async mode only."""
-
-    lead: NonNegativeInt | None = None
-    """Rounds a searcher may start beyond the newest published version; unbounded if null."""
-    wait_limit_s: PositiveFloat = 120.0
-    """Seconds any wait may last before the run says what is missing and ends."""
-    max_restarts: NonNegativeInt = 5
-    """Deaths of one searcher without a delivered group in between before the run ends."""
-    threads: PositiveInt | None = None
-    """Threads of trainer and of each searcher; an even share of the cores if null."""
-
-
 class EvaluationSettings(Section):
     """Held-out evaluation."""
 
@@ -188,6 +176,8 @@ class EvaluationSettings(Section):
     """Completions per prompt at `policy.temperature`."""
     during_prompts: PositiveInt = 100
     """Held-out prompts used during training, one completion each."""
+    limit_s: PositiveFloat = 600.0
+    """Seconds that an evaluation may take in async mode; one during training is then given up."""
 
 
 class CheckpointSettings(Section):
@@ -233,6 +223,8 @@ class Settings(Section):
     objective: ObjectiveSettings = Field(default_factory=ObjectiveSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     async_: AsyncSettings = Field(default_factory=AsyncSettings, alias="async")
+    ray: RaySettings = Field(default_factory=RaySettings)
+    resources: ResourceSettings = Field(default_factory=ResourceSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
     sft: SftSettings = Field(default_factory=SftSettings)
@@ -267,6 +259,16 @@ class Settings(Section):
         """Largest age that counts as recent, in steps."""
         given = self.buffer.recent_age
         return 2 * self.trainer.sync_every - 1 if given is None else given
+
+    @property
+    def lead(self) -> int | None:
+        """Rounds a searcher may start beyond the newest published version; None: any.
+
+        With `buffer.max_age` alone it is the most at which all data of a round are young enough in every step of the
+        round: (lead + 1) x sync_every - 1 <= max_age. See docs/asynchrony.md.
+        """
+        given, oldest = self.async_.lead, self.buffer.max_age
+        return given if given is not None or oldest is None else (oldest + 1) // self.trainer.sync_every - 1
 
     @property
     def keeps_logps(self) -> bool:
@@ -318,6 +320,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
                f"{s.objective.name!r} reads; leave it out.")
     yield from _task_problems(s)
     yield from s.reference.problems()
+    yield from cluster_problems(mode=s.mode, ray=s.ray, resources=s.resources)
     yield from range_problems("search.temperature", s.search.temperature)
     yield from range_problems("search.top_p", s.search.top_p, 1.0)
     yield from beta_problems(

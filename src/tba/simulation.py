@@ -202,7 +202,7 @@ class Simulation:
     def __init__(self, settings: Settings, questions: Questions, policy: Policy, costs: Costs) -> None:
         """`policy` is the start policy, which is also the reference."""
         self._settings = settings
-        self.depot = Depot(questions.training, settings, lead=settings.async_.lead)
+        self.depot = Depot(questions.training, settings, lead=settings.lead)
         self.trainer = Trainer(policy.trainable_copy(), settings)
         self.searchers = [
             make_searcher(settings, questions.task, policy, f"searcher-{number}")

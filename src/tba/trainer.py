@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tba.recorder import Entered, Recorder, Source
 from tba.reference import MovingReference
 from tba.schedules import KlControl, Schedules
 from tba.settings import Settings
-from tba.weights import Weights
+from tba.weights import Tensors, Weights
 
 FLAT_TOLERANCE = 1e-6
 """Rewards of a group that differ by no more than this are equal, in reward units."""
@@ -31,6 +32,24 @@ FLAT_TOLERANCE = 1e-6
 
 class TrainingFailedError(RuntimeError):
     """Training cannot go on; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A publication in the making: everything but its digests."""
+
+    tensors: Tensors
+    version: int
+    round: int
+    ref_version: int
+    reference: Tensors | None
+
+    def weights(self) -> Weights:
+        """The publication."""
+        return Weights.of(
+            self.tensors, version=self.version, round_=self.round, ref_version=self.ref_version,
+            reference=self.reference,
+        )
 
 
 class Trainer:
@@ -178,9 +197,16 @@ class Trainer:
 
     def publish(self, round_: int) -> Weights:
         """A copy of the weights as they are now, and of the reference that goes with them."""
-        return Weights.of(
-            copy_out(self.policy.model), version=self.version, round_=round_, ref_version=self._reference.version,
-            reference=self._reference.tensors(),
+        return self.snapshot(round_).weights()
+
+    def snapshot(self, round_: int, into: Tensors | None = None) -> Snapshot:
+        """What `publish` gives, without the digests, which take longer than the copy and may be made elsewhere.
+
+        `into` are the tensors of an earlier snapshot that nobody reads any more; they are written over.
+        """
+        return Snapshot(
+            tensors=copy_out(self.policy.model, into), version=self.version, round=round_,
+            ref_version=self._reference.version, reference=self._reference.tensors(),
         )
 
     # ---- saving ----

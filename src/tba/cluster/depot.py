@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from tba import metrics as m
 from tba.buffer.entries import Draw, EmptyBufferError
 from tba.cluster.notices import Notice, Orders
 from tba.cluster.shards import RemoteShards
-from tba.cluster.start import YIELDS, settle, use_threads
-from tba.depot import Depot
+from tba.cluster.start import YIELDS, check_run_dir, settle, use_threads
+from tba.depot import WRONG_WEIGHTS, Depot
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
 from tba.weights import check_monotone
@@ -24,12 +25,47 @@ if TYPE_CHECKING:
     from tba.recorder import Source
 
 
+@dataclass(slots=True)
+class Holder:
+    """What the depot knows of one life of a searcher, named `<searcher>.<number of the life>`."""
+
+    where: str = ""
+    """Its node and process."""
+    out: dict[int, tuple[Lease, float]] = field(default_factory=dict[int, tuple[Lease, float]])
+    """Leases that it holds by number, and when each was handed out."""
+    delivered: int = 0
+    """Groups."""
+    wrong: int = 0
+    """Groups in a row that echoed other weights than were published."""
+    overdue: int = 0
+    """Prompts that it held for too long."""
+    overdue_since: float | None = None
+    """When the first of these was handed out, if nothing has come since they were handed out again."""
+    heard_at: float | None = None
+    """When it delivered last."""
+    is_leaving: bool = False
+    times: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds by part of its work."""
+
+    def told(self, now: float) -> dict[str, Any]:
+        """The same at the moment `now`, as plain data: seconds since, instead of moments."""
+        def since(moment: float | None) -> float | None:
+            return None if moment is None else now - moment
+
+        return {
+            "where": self.where, "held": len(self.out), "delivered": self.delivered, "wrong": self.wrong,
+            "overdue": self.overdue, "stuck_s": since(self.overdue_since), "heard_s": since(self.heard_at),
+            "is_leaving": self.is_leaving,
+        }
+
+
 class DepotProcess:
     """Depot and weight store behind waits; every wait is the depot's, so that nobody else polls.
 
     consumes: groups from searchers, notices from the trainer
-    waits for: in `lease`, the lead; in `draw`, enough delivered prompts, the draws before it, and data young enough
-    woken by: `publish`, `deliver`, `draw`, `stop`
+    waits for: in `lease`, the lead or the end; in `draw`, enough delivered prompts, the draws before it, and data that
+        is young enough
+    woken by: `publish`, `deliver`, `draw`, `give_back`, `dismiss`, `stop`, and its own look for overdue leases
     produces: leases, draws, the newest weights
     """
 
@@ -39,7 +75,7 @@ class DepotProcess:
         """`tree` is the resolved settings tree; `shards` are handles of the buffer's shards, if it has any."""
         settings = check_settings(tree)
         remote = RemoteShards(shards, limit_s=settings.async_.wait_limit_s) if shards else None
-        self._depot = Depot(prompts, settings, lead=settings.async_.lead, shards=remote)
+        self._depot = Depot(prompts, settings, lead=settings.lead, shards=remote)
         self._batch_prompts = settings.search.batch_prompts
         self._max_tokens = settings.trainer.micro_batch_tokens
         if resume_from is not None:
@@ -51,15 +87,20 @@ class DepotProcess:
         self._is_stopped = False
         self._next_draw = 0
         self._lacking = ""
-        self._out: dict[str, dict[int, Lease]] = {}
-        self._delivered: dict[str, int] = {}
-        self._last_delivery: dict[str, float] = {}
-        self._times: dict[str, dict[str, float]] = {}
+        self._holders: dict[str, Holder] = {}
+        limit_s = settings.async_.lease_limit_s
+        self._lease_limit_s = settings.async_.wait_limit_s / 2 if limit_s is None else limit_s
+        self._reclaiming: asyncio.Task[None] | None = None
 
-    async def ready(self) -> int:
-        """The run's attempt, once the depot is up."""
+    async def ready(self, run_dir: str) -> int:
+        """The run's attempt, once the depot is up.
+
+        Raises:
+            FileNotFoundError: `run_dir` is not there on this node.
+        """
         use_threads(1)
         settle(nicer_by=YIELDS)
+        check_run_dir(run_dir, "depot")
         return self._depot.attempt
 
     async def begin(self, step: int) -> None:
@@ -67,6 +108,8 @@ class DepotProcess:
         async with self._changed:
             self._next_draw = step
             self._changed.notify_all()
+        if self._reclaiming is None:
+            self._reclaiming = asyncio.create_task(self._reclaim())
 
     async def publish(
         self, notice: Notice, tensors: Sequence[Any], reference: Sequence[Any] = (), after: None = None
@@ -89,14 +132,21 @@ class DepotProcess:
         """The newest publication."""
         return self._newest, self._tensors
 
-    async def lease(self, searcher: str) -> Orders | None:
-        """The next prompts for a searcher, once the lead allows them; None when the run is over."""
+    # ---- searchers ----
+
+    async def lease(self, name: str, where: str = "") -> Orders | None:
+        """The next prompts for a life of a searcher, once the lead allows them; None when it is to end.
+
+        `name` is that of the life, as in `Holder.life`; `where` is told to whoever asks for `holders`.
+        """
+        holder = self._holders.setdefault(name, Holder(where=where))
         async with self._changed:
-            await self._changed.wait_for(lambda: self._is_stopped or self._may_search())
-            if self._is_stopped or self._newest is None:
+            await self._changed.wait_for(lambda: self._is_stopped or holder.is_leaving or self._may_search())
+            if self._is_stopped or holder.is_leaving or self._newest is None:
                 return None
             leases = self._depot.leases.take(self._batch_prompts)
-            self._out.setdefault(searcher, {}).update({lease.number: lease for lease in leases})
+            now = time.monotonic()
+            holder.out.update({lease.number: (lease, now) for lease in leases})
             return Orders(leases=leases, notice=self._newest, tensors=self._tensors, reference=self._reference,
                           run_attempt=self._depot.attempt)
 
@@ -104,24 +154,64 @@ class DepotProcess:
         newest, depot = self._newest, self._depot
         return newest is not None and depot.may_search(newest.round)
 
-    async def deliver(self, searcher: str, groups: Sequence[Group], times: dict[str, float]) -> None:
+    async def deliver(self, name: str, groups: Sequence[Group], times: dict[str, float]) -> None:
         """Takes groups in."""
+        holder = self._holders.setdefault(name, Holder())
         async with self._changed:
             for group in groups:
-                self._depot.deliver(group)
-                self._out.get(searcher, {}).pop(group.number, None)
-            self._delivered[searcher] = self._delivered.get(searcher, 0) + len(groups)
-            self._last_delivery[searcher] = time.monotonic()
-            self._times[searcher] = times
+                reason = self._depot.deliver(group)
+                holder.out.pop(group.number, None)
+                holder.wrong = holder.wrong + 1 if reason == WRONG_WEIGHTS else 0
+            holder.delivered += len(groups)
+            holder.heard_at, holder.overdue_since, holder.times = time.monotonic(), None, times
             gc.freeze()  # records hold no cycles: they go when nothing refers to them
             self._changed.notify_all()
 
-    async def give_back(self, searcher: str) -> tuple[int, int]:
-        """Queues a dead searcher's open prompts again; returns how many, and how many groups it had delivered."""
+    async def give_back(self, name: str) -> tuple[int, int]:
+        """Queues a dead life's open prompts again; returns how many, and how many groups it had delivered.
+
+        Whatever it asked for and has not got, it does not get.
+        """
         async with self._changed:
-            lost = self._depot.leases.give_back(list(self._out.pop(searcher, {}).values()))
+            holder = self._holders.setdefault(name, Holder())
+            holder.is_leaving = True
+            lost = self._depot.leases.give_back([lease for lease, _ in holder.out.values()])
+            holder.out.clear()
+            holder.overdue_since = None
             self._changed.notify_all()
-            return len(lost), self._delivered.pop(searcher, 0)
+            return len(lost), holder.delivered
+
+    async def dismiss(self, name: str) -> None:
+        """Lets a life end when it next asks; it still delivers what it holds."""
+        async with self._changed:
+            self._holders.setdefault(name, Holder()).is_leaving = True
+            self._changed.notify_all()
+
+    async def holders(self) -> dict[str, dict[str, Any]]:
+        """What each life of a searcher does: see `Holder.told`."""
+        now = time.monotonic()
+        return {name: holder.told(now) for name, holder in self._holders.items()}
+
+    async def _reclaim(self) -> None:
+        """Hands out again, for ever, what has been held for longer than the limit."""
+        while not self._is_stopped:
+            await asyncio.sleep(min(1.0, self._lease_limit_s / 4))
+            await self.give_back_overdue(time.monotonic())
+
+    async def give_back_overdue(self, now: float) -> None:
+        """Queues prompts again that have been held since longer before `now` than the limit."""
+        async with self._changed:
+            for holder in self._holders.values():
+                overdue = [(lease, since) for lease, since in holder.out.values() if now - since > self._lease_limit_s]
+                if overdue:
+                    self._depot.leases.give_back([lease for lease, _ in overdue])
+                    for lease, _ in overdue:
+                        del holder.out[lease.number]
+                    holder.overdue += len(overdue)
+                    holder.overdue_since = min(since for _, since in overdue)
+                    self._changed.notify_all()
+
+    # ---- draws ----
 
     async def draw(self, step: int, round_: int, version: int) -> tuple[Batch, dict[str, Any], list[Source]]:
         """The batch of `step` and its groups' sources, once its round has its data and earlier steps have theirs.
@@ -168,7 +258,8 @@ class DepotProcess:
     async def missing(self, round_: int) -> str:
         """What a trainer that waits for `round_` still lacks, and who was heard of last."""
         now = time.monotonic()
-        heard = [f"{name} {now - at:.0f} s ago" for name, at in sorted(self._last_delivery.items())]
+        heard = [f"{name} {now - holder.heard_at:.0f} s ago"
+                 for name, holder in sorted(self._holders.items()) if holder.heard_at is not None]
         return (
             f"round {round_} needs {self._depot.pace.before(round_ + 1)} prompts delivered, "
             f"{self._depot.leases.delivered} are; prompts {self._depot.leases.ledger()}; "
@@ -180,8 +271,13 @@ class DepotProcess:
         return self._depot.ledger()
 
     async def times(self) -> dict[str, dict[str, float]]:
-        """Seconds that each searcher has spent on each part of its work."""
-        return self._times
+        """Seconds that each searcher has spent on each part of its work, in all of its lives."""
+        found: dict[str, dict[str, float]] = {}
+        for name, holder in self._holders.items():
+            spent = found.setdefault(name.rpartition(".")[0], {})
+            for part, seconds in holder.times.items():
+                spent[part] = spent.get(part, 0.0) + seconds
+        return found
 
     async def save(self, path: str) -> None:
         """See `Depot.save`."""

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,88 +18,135 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from tba import metrics as m
 from tba.assembly import Questions
 from tba.cluster.depot import DepotProcess
+from tba.cluster.evaluator import EvaluatorProcess
 from tba.cluster.notices import Notice
 from tba.cluster.searcher import SearcherProcess
+from tba.cluster.searchers import START_LIMIT_S, RunFailedError, Searchers, reason_of
 from tba.cluster.shards import ShardProcess
 from tba.cluster.start import settle
 from tba.cluster.trainer import TrainerProcess
+from tba.cluster_settings import ShareSettings
+from tba.control import Requests
 from tba.depot import options_of
-from tba.loop import LOOKAHEAD, Ask
+from tba.evaluate import Evaluation
+from tba.loop import LOOKAHEAD, Ask, Evaluate
 from tba.metrics import Say
 from tba.policy import Policy
-from tba.settings import Settings
+from tba.settings import Settings, SettingsError
 from tba.signals import interrupts_held
-from tba.weights import Weights
+from tba.weights import Tensors, Weights
 
 POLL_S = 0.2
 """Seconds between looks at the searchers while a step is awaited."""
-BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Seconds before the first, second, ... restart in a row of a searcher."""
-START_LIMIT_S = 120.0
-"""Seconds that a process may take to start, at least: the libraries' import is no wait of the run."""
-GOODBYE_LIMIT_S = 20.0
-"""Seconds that searchers may take to finish their batch when the run is over."""
-
-
-class RunFailedError(RuntimeError):
-    """A part of the run failed for good; the message names it."""
-
-
-@dataclass(slots=True)
-class SearcherState:
-    """What the driver knows of one searcher."""
-
-    name: str
-    handle: Any = None
-    running: Any = None
-    """Reference to its endless call; ready only when it has ended or died."""
-    deaths: int = 0
-    """In a row, without a delivered group in between."""
-    start_at: float = 0.0
-    """Monotonic time of its next start."""
 
 
 class Cluster:
     """The driver's side: hands steps to the trainer, owns the published weights, looks after searchers."""
 
     def __init__(self, settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> None:
-        """Starts Ray, and all processes but the depot, which `start` adds."""
+        """Starts or joins Ray, and starts all processes but the depot, which `start` adds.
+
+        Raises:
+            SettingsError: the cluster cannot be reached, or has not what a process needs.
+        """
         self._settings, self._say = settings, say
         self._resume_from = None if resume_from is None else str(resume_from.resolve())
+        self._run_dir = str(run_dir.resolve())
         self._tree = settings.resolved()
         self._limit = settings.async_.wait_limit_s
         self._sync = settings.trainer.sync_every
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = settings.async_.threads or max(1, cores // (1 + settings.search.searchers))
-        self._temp = tempfile.mkdtemp(prefix="tba-")
+        self._temp = ""
         self._depot: Any = None
         self._publishing: Any = None
         self._is_searching = False
+        self._requests = Requests(run_dir)
         try:
             with interrupts_held():  # of what is half started nobody knows, and it would be left behind
-                ray.init(
-                    address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
-                    logging_level=logging.ERROR, _temp_dir=self._temp,
-                )
+                self._cores = self._join() if settings.ray.address is not None else self._start_ray()
             self._trainer: Any = self._spawn(
-                TrainerProcess, self._tree, self._threads, self._resume_from, str(run_dir.resolve()),
-                groups={"feed": 1, "publish": 1},
+                TrainerProcess, self._tree, self._threads("trainer"), self._resume_from, self._run_dir,
+                share="trainer", groups={"feed": 1, "publish": 1},
             )
-            self._searchers = [SearcherState(name=f"searcher-{i}") for i in range(settings.search.searchers)]
-            for state in self._searchers:
-                state.handle = self._spawn(SearcherProcess, self._tree, self._threads, state.name)
+            self._searchers = Searchers(settings, self._spawn_searcher, self._get, say)
             count = settings.buffer.shards
             parts = options_of(settings).shared_out(count) if count > 1 else []
-            self._shards = [self._spawn(ShardProcess, options) for options in parts]
+            self._shards = [self._spawn(ShardProcess, options, share="depot") for options in parts]
+            self._evaluator: Any = None
+            if self._has_evaluator():
+                self._evaluator = self._spawn(
+                    EvaluatorProcess, self._tree, self._threads("evaluator"), share="evaluator"
+                )
         except BaseException:
             self.close()
             raise
 
-    @staticmethod
-    def _spawn(process: type, *arguments: Any, groups: dict[str, int] | None = None) -> Any:
+    def _start_ray(self) -> int:
+        """Starts Ray on this machine; returns its cores."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._temp = tempfile.mkdtemp(prefix="tba-")
+        ray.init(
+            address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.ERROR, _temp_dir=self._temp,
+        )
+        self._check_room()
+        return cores
+
+    def _join(self) -> int:
+        """Joins a cluster; returns its cores."""
+        address = self._settings.ray.address
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise SettingsError([
+                f"ray.address = {address!r} cannot be joined ({said}); start a cluster with `ray start --head`, or "
+                f"leave ray.address out to use this machine."
+            ]) from error
+        self._check_room()
+        return int(ray.cluster_resources().get("CPU", 1))
+
+    def _check_room(self) -> None:
+        """SettingsError if no node has what a process is to take."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        problems = []
+        for name, share in self._settings.resources:
+            needs = {"CPU": self._cpus(share), "GPU": share.gpus}
+            if not any(all(node.get(kind, 0.0) >= amount for kind, amount in needs.items()) for node in nodes):
+                most = {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in needs}
+                problems.append(
+                    f"resources.{name}: {needs['CPU']:g} CPUs and {needs['GPU']:g} GPUs are on no node; the most "
+                    f"on one are {most['CPU']:g} CPUs and {most['GPU']:g} GPUs."
+                )
+        if problems:
+            raise SettingsError(problems)
+
+    def _cpus(self, share: ShareSettings) -> float:
+        """CPUs set aside: on this machine none, since the processes share its cores, unless they are asked for."""
+        return share.cpus if share.cpus is not None else float(self._settings.ray.address is not None)
+
+    def _threads(self, name: str) -> int:
+        """Threads that a process computes with."""
+        settings = self._settings
+        if settings.async_.threads is not None:
+            return settings.async_.threads
+        if settings.ray.address is not None:
+            return max(1, int(self._cpus(getattr(settings.resources, name))))
+        return max(1, self._cores // (1 + settings.search.searchers))
+
+    def _has_evaluator(self) -> bool:
+        """Whether evaluations have a process of their own: on a cluster, and where a core is left for it."""
+        settings = self._settings
+        return settings.ray.address is not None or self._cores > 1 + settings.search.searchers
+
+    def _spawn_searcher(self, name: str) -> Any:
+        return self._spawn(SearcherProcess, self._tree, self._threads("searcher"), name, share="searcher")
+
+    def _spawn(self, process: type, *arguments: Any, share: str, groups: dict[str, int] | None = None) -> Any:
         make: Any = ray.remote(concurrency_groups=groups) if groups else ray.remote  # pyright: ignore
-        actor = make(process)
-        return actor.options(num_cpus=0, max_restarts=0).remote(*arguments)
+        takes: ShareSettings = getattr(self._settings.resources, share)
+        return make(process).options(
+            num_cpus=self._cpus(takes), num_gpus=takes.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+        ).remote(*arguments)
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
         """Starts the depot with the training prompts, and waits until depot and trainer are up."""
@@ -109,9 +155,14 @@ class Cluster:
         limit = max(self._limit, START_LIMIT_S)
         for number, shard in enumerate(self._shards):
             self._get(shard.ready.remote(), f"shard {number} of the buffer to start", limit)
-        self._depot = self._spawn(DepotProcess, self._tree, prompts, self._resume_from, self._shards)
-        self._get(self._depot.ready.remote(), "the depot to start", limit)
-        self._steps, self._version = self._get(self._trainer.ready.remote(), "the trainer to start", limit)
+        self._depot = self._spawn(
+            DepotProcess, self._tree, prompts, self._resume_from, self._shards, share="depot"
+        )
+        self._get(self._depot.ready.remote(self._run_dir), "the depot to start", limit)
+        ready = self._trainer.ready.remote(self._run_dir)
+        self._steps, self._version = self._get(ready, "the trainer to start", limit)
+        if self._evaluator is not None:
+            self._evaluator.ask.remote(ray.put(list(questions.held_out)))
         settle()
 
     # ---- steps ----
@@ -148,8 +199,7 @@ class Cluster:
         self._is_searching = True
         self._get(self._depot.begin.remote(self._steps + 1), "the depot")
         self._get(self._trainer.begin.remote(), "the trainer")
-        for state in self._searchers:
-            state.running = state.handle.run.remote(self._depot)
+        self._searchers.begin(self._depot)
 
     def _hand_over(self, step: int, ahead: int) -> Any:
         """Asks for the step after `step` steps, and for the publication before it if its round begins."""
@@ -163,57 +213,28 @@ class Cluster:
     def _await_step(self, step: int, reference: Any) -> dict[str, Any]:
         deadline = time.monotonic() + self._limit
         while not ray.wait([reference], timeout=POLL_S)[0]:
-            self._look_after_searchers()
+            self._look_around()
             if time.monotonic() > deadline:
                 round_ = (step - 1) // self._sync
                 missing = self._get(self._depot.missing.remote(round_), "the depot")
                 raise RunFailedError(
                     f"step {step} was not done within async.wait_limit_s = {self._limit:g} s: {missing}."
                 )
-        self._look_after_searchers()
+        self._look_around()
         if self._publishing is not None and ray.wait([self._publishing], timeout=0)[0]:
             self._get(self._publishing, "the depot to take published weights")
             self._publishing = None
         return self._get(reference, "the trainer")
 
-    # ---- searchers ----
-
-    def _look_after_searchers(self) -> None:
-        now = time.monotonic()
-        for state in self._searchers:
-            if state.running is not None and ray.wait([state.running], timeout=0)[0]:
-                self._bury(state, now)
-            elif state.running is None and now >= state.start_at:
-                state.handle = self._spawn(SearcherProcess, self._tree, self._threads, state.name)
-                state.running = state.handle.run.remote(self._depot)
-                self._say("note", {"text": f"{state.name} restarted"})
-
-    def _bury(self, state: SearcherState, now: float) -> None:
-        """Logs a searcher's death, hands its prompts out again, and sets the time of its restart."""
-        try:
-            ray.get(state.running)
-            reason = "it ended by itself"
-        except RayError as error:
-            reason = _reason(error)
-        ray.kill(state.handle)
-        lost, delivered = self._get(self._depot.give_back.remote(state.name), "the depot")
-        state.deaths = 1 if delivered else state.deaths + 1
-        state.running = None
-        self._say("note", {"text": f"{state.name} died ({reason}); {lost} prompts are handed out again"})
-        limit = self._settings.async_.max_restarts
-        if state.deaths > limit:
-            raise RunFailedError(
-                f"{state.name} died {state.deaths} times in a row without delivering a group "
-                f"(async.max_restarts = {limit}); the last time: {reason}."
-            )
-        state.start_at = now + BACK_OFF_S[min(state.deaths, len(BACK_OFF_S)) - 1]
+    def _look_around(self) -> None:
+        """Looks after searchers, and answers what others ask of the run."""
+        self._searchers.look_after()
+        self._requests.serve(self._searchers.answer)
 
     def _send_home(self) -> None:
         self._is_searching = False
         self._get(self._depot.stop.remote(), "the depot")
-        running = [state.running for state in self._searchers if state.running is not None]
-        if running:
-            ray.wait(running, num_returns=len(running), timeout=GOODBYE_LIMIT_S)
+        self._searchers.send_home()
 
     # ---- the rest of a journey ----
 
@@ -227,6 +248,17 @@ class Cluster:
             notice, tensors = (self._get(part, "the trainer's weights") for part in both)
         assert isinstance(notice, Notice)
         return notice.weights(tensors)
+
+    def evaluator(self) -> Evaluate | None:
+        """See `Journey.evaluator`."""
+        if self._evaluator is None:
+            return None
+
+        def evaluate(tensors: Tensors, version: int, **options: Any) -> Evaluation:
+            limit = self._settings.evaluation.limit_s
+            return self._get(self._evaluator.evaluate.remote(tensors, version, options), "an evaluation", limit)
+
+        return evaluate
 
     def save(self, path: Path) -> None:
         """See `Journey.save`."""
@@ -252,7 +284,8 @@ class Cluster:
         """Ends every process of the run, and removes Ray's temporary files."""
         if ray.is_initialized():
             ray.shutdown()
-        shutil.rmtree(self._temp, ignore_errors=True)
+        if self._temp:
+            shutil.rmtree(self._temp, ignore_errors=True)
 
     def _get(self, reference: Any, awaited: str, limit_s: float | None = None) -> Any:
         """The value of a reference, within the limit, which is `async.wait_limit_s` unless given.
@@ -275,17 +308,9 @@ class Cluster:
                     f"waiting for {awaited}: a process that it asked has died; go on from the newest checkpoint with "
                     f"tba resume."
                 ) from error
-            raise RunFailedError(f"waiting for {awaited}: {_reason(error)}") from error
-        except RayActorError as error:
+            raise RunFailedError(f"waiting for {awaited}: {reason_of(error)}") from error
+        except RayError as error:  # it died, its node is lost, or the system ended it for want of memory
             raise RunFailedError(
-                f"waiting for {awaited}: its process died ({_reason(error)}); go on from the newest checkpoint with "
+                f"waiting for {awaited}: its process died ({reason_of(error)}); go on from the newest checkpoint with "
                 f"tba resume."
             ) from error
-
-
-def _reason(error: RayError) -> str:
-    """One line of what Ray says."""
-    if isinstance(error, RayTaskError):
-        return f"{type(error.cause).__name__}: {error.cause}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from typing import Any
 
@@ -29,16 +30,17 @@ class SearcherProcess:
         self._searcher = assembly.make_searcher(settings, task, policy, name)
         self._searcher.warm_up(sorted(policy.stop_ids)[:1])
 
-    def run(self, depot: Any) -> None:
+    def run(self, depot: Any, life: str) -> None:
         """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process.
 
-        The next leases are asked for before groups are handed over, which takes time on both sides; and groups
-        are handed over only after those before them have arrived, so that they arrive in their order.
+        `life` names this life of the searcher to the depot. The next leases are asked for before groups are handed
+        over, which takes time on both sides; and groups are handed over only after those before them have arrived,
+        so that they arrive in their order.
         """
         settle(nicer_by=YIELDS)
         held: Notice | None = None
         searcher = self._searcher
-        asked: Any = depot.lease.remote(searcher.name)
+        asked: Any = depot.lease.remote(life, f"{ray.util.get_node_ip_address()} pid {os.getpid()}")
         delivered: Any = None
         while True:
             started = time.perf_counter()
@@ -52,9 +54,9 @@ class SearcherProcess:
                 is_new = held.ref_version != searcher.ref_version
                 searcher.adopt(held.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
             groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
-            asked = depot.lease.remote(searcher.name)
+            asked = depot.lease.remote(life)
             if delivered is not None:
                 ray.get(delivered)
-            delivered = depot.deliver.remote(searcher.name, groups, dataclasses.asdict(searcher.times))
+            delivered = depot.deliver.remote(life, groups, dataclasses.asdict(searcher.times))
         if delivered is not None:
             ray.get(delivered)

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from tba.reading import check_settings
 from tba.settings import Settings
 
@@ -29,6 +31,15 @@ def settle(*, nicer_by: int = 0) -> None:
         os.nice(nicer_by)
     gc.collect()
     gc.freeze()
+
+
+def check_run_dir(run_dir: str, who: str) -> None:
+    """FileNotFoundError if the run directory is not there on this node; `who` is to write into it."""
+    if not Path(run_dir).is_dir():
+        raise FileNotFoundError(
+            f"the {who} is on node {ray.util.get_node_ip_address()}, where the run directory {run_dir} is not there; "
+            f"choose one with --run that all nodes share."
+        )
 
 
 def use_threads(threads: int) -> None:

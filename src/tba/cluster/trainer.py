@@ -12,12 +12,13 @@ import ray
 
 from tba import metrics as m
 from tba.cluster.notices import Notice
-from tba.cluster.start import settle, start_process, use_threads
-from tba.weights import Weights
+from tba.cluster.start import check_run_dir, settle, start_process, use_threads
+from tba.weights import Tensors, Weights
 
 if TYPE_CHECKING:
     from tba.batch import Batch
     from tba.recorder import Source
+    from tba.trainer import Snapshot
 
 
 class TrainerProcess:
@@ -39,8 +40,11 @@ class TrainerProcess:
         self._sync = settings.trainer.sync_every
         self._limit_s = settings.async_.wait_limit_s
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
+        self._digesting = ThreadPoolExecutor(1, "publisher")
         self._steps: dict[int, Future[dict[str, Any]]] = {}
         self._published: dict[int, Future[Weights]] = {}
+        self._sent: Weights | None = None
+        self._spare: list[Tensors] = []
         if resume_from is not None:
             self._trainer.load(Path(resume_from))
         self._free = time.perf_counter()
@@ -48,8 +52,13 @@ class TrainerProcess:
         self._sent_reference = 0
         self._publish()
 
-    def ready(self) -> tuple[int, int]:
-        """(steps tried, version), once the trainer is up."""
+    def ready(self, run_dir: str) -> tuple[int, int]:
+        """(steps tried, version), once the trainer is up.
+
+        Raises:
+            FileNotFoundError: `run_dir` is not there on this node.
+        """
+        check_run_dir(run_dir, "trainer")
         settle()
         return self._trainer.steps, self._trainer.version
 
@@ -74,14 +83,23 @@ class TrainerProcess:
         return record
 
     def _publish(self) -> None:
+        """Copies the weights, which is all that the trainer's thread does for a publication."""
         started = time.perf_counter()
         round_ = self._trainer.steps // self._sync
-        weights = self._trainer.publish(round_)
-        if weights.ref_version == self._sent_reference:
-            weights = dataclasses.replace(weights, reference=None)
-        self._sent_reference = weights.ref_version
-        self._publication_of(round_).set_result(weights)
+        snapshot = self._trainer.snapshot(round_, self._spare.pop() if self._spare else None)
+        if snapshot.ref_version == self._sent_reference:
+            snapshot = dataclasses.replace(snapshot, reference=None)
+        self._sent_reference = snapshot.ref_version
+        self._digesting.submit(self._digest, snapshot, self._publication_of(round_))
         self._publish_s = time.perf_counter() - started
+
+    @staticmethod
+    def _digest(snapshot: Snapshot, publication: Future[Weights]) -> None:
+        try:
+            publication.set_result(snapshot.weights())
+        except BaseException as error:
+            publication.set_exception(error)
+            raise
 
     def _publication_of(self, round_: int) -> Future[Weights]:
         """The one future of a publication, whoever asks for it first."""
@@ -96,10 +114,14 @@ class TrainerProcess:
     def publication(self, round_: int) -> tuple[Notice, Any, Any]:
         """The weights that round `round_` starts with, once they are made: a notice, and the tensors.
 
-        Third come the tensors of the reference, or None if they were in an earlier publication.
+        Third come the tensors of the reference, or None if they were in an earlier publication. What the call before
+        this one returned has been sent by now, so that its memory can take a later copy.
         """
         weights = self._publication_of(round_).result(timeout=self._limit_s)
         del self._published[round_]
+        if self._sent is not None:
+            self._spare.append(self._sent.tensors)
+        self._sent = weights
         return Notice.of(weights), weights.tensors, weights.reference
 
     def weights(self) -> tuple[Notice, Any]:

@@ -1,0 +1,67 @@
+"""Branches of the settings tree about processes: async mode, Ray, and what each process takes of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from tba.sections import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class AsyncSettings(Section):
+    """Async mode only."""
+
+    lead: NonNegativeInt | None = None
+    """Rounds a searcher may start beyond the newest published version; if null, as many as `buffer.max_age` allows,
+    and without that any."""
+    wait_limit_s: PositiveFloat = 120.0
+    """Seconds any wait may last before the run says what is missing and ends."""
+    lease_limit_s: PositiveFloat | None = None
+    """Seconds a searcher may hold a prompt before it is handed out again; half of wait_limit_s if null."""
+    max_restarts: NonNegativeInt = 5
+    """Deaths of one searcher without a delivered group in between before the run ends."""
+    threads: PositiveInt | None = None
+    """Threads of trainer and of each searcher; if null an even share of the cores, or the CPUs of `resources` on a
+    cluster."""
+
+
+class RaySettings(Section):
+    """Where the processes of async mode run."""
+
+    address: str | None = Field(default=None, min_length=1)
+    """Ray cluster to join: `auto`, `host:port` or `ray://host:port`; one on this machine that the run starts and stops
+    if null."""
+
+
+class ShareSettings(Section):
+    """What one process takes."""
+
+    cpus: NonNegativeFloat | None = None
+    """CPUs that Ray sets aside; if null 1 on a cluster that is joined, and 0 on this machine: cores are shared."""
+    gpus: NonNegativeFloat = 0.0
+    """GPUs that Ray sets aside; parts of one may be shared."""
+
+
+class ResourceSettings(Section):
+    """What each process of async mode takes."""
+
+    trainer: ShareSettings = Field(default_factory=ShareSettings)
+    searcher: ShareSettings = Field(default_factory=ShareSettings)
+    """Each of them."""
+    depot: ShareSettings = Field(default_factory=ShareSettings)
+    """Buffer, leases and weight store; also each shard of the buffer."""
+    evaluator: ShareSettings = Field(default_factory=ShareSettings)
+
+
+def cluster_problems(*, mode: str, ray: RaySettings, resources: ResourceSettings) -> Iterator[str]:
+    """What is wrong with the branches in this mode."""
+    if mode == "async":
+        return
+    if ray.address is not None:
+        yield f"ray.address = {ray.address!r} has no use in mode = {mode}, which is one process; set mode=async."
+    for name in type(resources).model_fields:
+        share: ShareSettings = getattr(resources, name)
+        if share.cpus or share.gpus:
+            yield (f"resources.{name} has no use in mode = {mode}, which is one process; set mode=async, or leave it "
+                   f"out.")
