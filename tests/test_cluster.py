@@ -20,7 +20,7 @@ from tba import checkpoint
 from tba.reading import read_settings
 from tba.run import Run, RunDirectory
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 def overrides(mode: str, *more: str) -> list[str]:

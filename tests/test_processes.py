@@ -128,3 +128,82 @@ def test_a_depot_makes_room_only_in_a_process_of_its_own():
     before = os.getpriority(os.PRIO_PROCESS, 0)
     a_depot_process()
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+# ---- holders of leases ------------------------------------------------------------------------------
+
+
+def test_a_lease_held_too_long_is_handed_to_another_and_the_late_copy_is_refused():
+    async def journey() -> tuple[list[Any], list[Any], dict[str, Any], dict[str, Any]]:
+        depot = a_depot_process()
+        await depot.publish(Notice(version=0, round=0, digest=""), ())
+        slow = await depot.lease("searcher-0.1")
+        assert slow is not None
+        taken = depot._holders["searcher-0.1"].out[slow.leases[0].number][1]
+        await depot.give_back_overdue(taken + 60.0)  # half of async.wait_limit_s = 120
+        assert depot._depot.leases.ledger()["lost"] == 0
+        await depot.give_back_overdue(taken + 60.5)
+        told = (await depot.holders())["searcher-0.1"]
+        quick = await depot.lease("searcher-1.1")
+        assert quick is not None
+        await depot.deliver("searcher-0.1", [an_answer(lease, version=0) for lease in slow.leases], {})
+        await depot.deliver("searcher-1.1", [an_answer(lease, version=0) for lease in quick.leases], {})
+        return list(slow.leases), list(quick.leases), told, (await depot.ledger())
+
+    slow, quick, told, ledger = asyncio.run(journey())
+    assert [(lease.number, lease.attempt) for lease in quick] == [(lease.number, 1) for lease in slow]
+    assert told["overdue"] == len(slow) > 0
+    assert told["held"] == 0
+    assert told["stuck_s"] is not None
+    assert ledger["prompts"] == {"leased": 2 * len(slow), "delivered": len(slow), "open": 0, "lost": len(slow)}
+    assert ledger["trajectories"]["rejected"] == {"late": 2 * len(slow)}
+
+
+def test_what_a_dead_searcher_still_asks_for_it_does_not_get():
+    async def journey() -> tuple[Any, dict[str, Any]]:
+        depot = a_depot_process()
+        asked = asyncio.create_task(depot.lease("searcher-0.1"))  # nothing is published yet: it waits
+        await asyncio.sleep(0)
+        assert await depot.give_back("searcher-0.1") == (0, 0)
+        await depot.publish(Notice(version=0, round=0, digest=""), ())
+        return await asyncio.wait_for(asked, timeout=20), await depot.ledger()
+
+    orders, ledger = asyncio.run(journey())
+    assert orders is None
+    assert ledger["prompts"] == {"leased": 0, "delivered": 0, "open": 0, "lost": 0}
+
+
+def test_a_dismissed_searcher_delivers_what_it_holds_and_gets_no_more():
+    async def journey() -> tuple[Any, Any, dict[str, Any]]:
+        depot = a_depot_process()
+        await depot.publish(Notice(version=0, round=0, digest=""), ())
+        orders = await depot.lease("searcher-3.1")
+        await depot.dismiss("searcher-3.1")
+        assert orders is not None
+        await depot.deliver("searcher-3.1", [an_answer(lease, version=0) for lease in orders.leases], {})
+        other = await depot.lease("searcher-0.1")
+        return await depot.lease("searcher-3.1"), other, await depot.ledger()
+
+    dismissed, other, ledger = asyncio.run(journey())
+    assert dismissed is None
+    assert other is not None
+    assert ledger["prompts"]["lost"] == 0
+    assert ledger["trajectories"]["rejected"] == {}
+
+
+def test_a_searcher_is_told_of_by_life_and_its_times_add_up_over_its_lives():
+    async def journey() -> tuple[dict[str, Any], dict[str, Any]]:
+        depot = a_depot_process()
+        await depot.publish(Notice(version=0, round=0, digest="right"), ())
+        for life, digest, seconds in (("searcher-0.1", "right", 2.0), ("searcher-0.2", "blank", 0.5)):
+            orders = await depot.lease(life, f"here pid {life[-1]}")
+            assert orders is not None
+            answers = [an_answer(lease, version=0, digest=digest) for lease in orders.leases]
+            await depot.deliver(life, answers, {"sampling_s": seconds, "idle_s": 0.25})
+        return await depot.holders(), await depot.times()
+
+    holders, times = asyncio.run(journey())
+    groups = holders["searcher-0.1"]["delivered"]
+    assert [holders[f"searcher-0.{life}"]["wrong"] for life in (1, 2)] == [0, groups]
+    assert [holders[f"searcher-0.{life}"]["where"] for life in (1, 2)] == ["here pid 1", "here pid 2"]
+    assert times == {"searcher-0": {"sampling_s": 2.5, "idle_s": 0.5}}

@@ -58,8 +58,8 @@ def advice(times: Times, settings: Settings) -> str:
         return ""
     idle, waiting = trainer["idle"], searchers.get("idle", 0.0)
     if idle > IDLE_TRAINER and waiting > IDLE_SEARCHERS and settings.lead is not None:
-        return (f"trainer idle {idle:.0%} and searchers idle {waiting:.0%}, each waiting for the other: raise async.lead, "
-                f"which is {settings.lead}.")
+        return (f"trainer idle {idle:.0%} and searchers idle {waiting:.0%}, each waiting for the other: raise "
+                f"async.lead, now {settings.lead}.")
     if idle > IDLE_TRAINER:
         busiest = max((part for part in searchers if part != "idle"), key=lambda part: searchers[part], default="")
         most = f" ({searchers[busiest]:.0%} of their time is {busiest})" if busiest else ""

@@ -204,13 +204,13 @@ def look_into_buffer(words: Words = None) -> None:
 def searchers(
     run: Annotated[Path, typer.Argument(help="Directory of a run that is under way in async mode.")],
     do: Annotated[Literal["list", "add", "remove"], typer.Argument(help="What to do.")] = "list",
-    count: Annotated[int, typer.Argument(min=1, help="How many to add or remove; those that came last are removed.")] = 1,
+    count: Annotated[int, typer.Argument(min=1, help="How many; those that came last are removed.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """List, add or remove searchers of a run that is under way."""
     settings = jobs.settings_of(run)
     if settings.mode != "async":
-        raise SettingsError([f"run {str(run)!r} is in mode = {settings.mode}, where nobody searches beside the trainer."])
+        raise SettingsError([f"run {str(run)!r} has mode = {settings.mode}: trainer and searcher are one process."])
     found = control.ask(run, {"do": do, "count": count})
     if as_json:
         print(json.dumps(finite(found), allow_nan=False))

@@ -33,7 +33,8 @@ class Hold:
         self._file = (run / LOCK).open("a+", encoding="utf-8")
         if not _lock(self._file, LOOK_S):
             self._file.close()
-            raise SettingsError([f"run {str(run)!r} is under way{_owner(run)}; wait for its end, or stop it first."])
+            check_free(run)
+            raise SettingsError([f"run {str(run)!r} was held a moment ago; try again."])
         self._file.truncate(0)
         self._file.write(json.dumps({"host": os.uname().nodename, "pid": os.getpid()}))
         self._file.flush()
@@ -50,6 +51,12 @@ def _owner(run: Path) -> str:
         return f" (process {owner['pid']} on {owner['host']})"
     except (OSError, ValueError, KeyError):
         return ""
+
+
+def check_free(run: Path) -> None:
+    """SettingsError if a process has hold of `run`."""
+    if is_under_way(run):
+        raise SettingsError([f"run {str(run)!r} is under way{_owner(run)}; wait for its end, or stop it first."])
 
 
 def is_under_way(run: Path) -> bool:

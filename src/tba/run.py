@@ -18,7 +18,7 @@ import yaml
 from tba import assembly, checkpoint
 from tba import metrics as m
 from tba.advice import advice, times_of
-from tba.control import Hold
+from tba.control import Hold, check_free
 from tba.evaluate import Evaluation
 from tba.evaluations import Beside, EvaluationLateError
 from tba.loop import Ask, Journey, Lockstep
@@ -349,8 +349,9 @@ def resumed(path: Path, settings: Settings, say: Say) -> Run:
     """The run in the folder `path`, at its newest complete checkpoint.
 
     Raises:
-        SettingsError: there is no complete checkpoint in it.
+        SettingsError: there is no complete checkpoint in it, or it is under way.
     """
+    check_free(path)
     found = checkpoint.complete(path)
     for left in checkpoint.incomplete(path):
         broken = checkpoint.damage(left) if (left / checkpoint.MARK).is_file() else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tba import metrics as m
 from tba.assembly import Questions
@@ -36,6 +38,8 @@ from tba.settings import Settings, SettingsError
 from tba.signals import interrupts_held
 from tba.weights import Tensors, Weights
 
+CONNECT_LIMIT_S = 10.0
+"""Seconds in which a cluster's head has to take a connection."""
 POLL_S = 0.2
 """Seconds between looks at the searchers while a step is awaited."""
 
@@ -95,6 +99,7 @@ class Cluster:
         """Joins a cluster; returns its cores."""
         address = self._settings.ray.address
         try:
+            _check_listens(str(address))
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -144,8 +149,10 @@ class Cluster:
     def _spawn(self, process: type, *arguments: Any, share: str, groups: dict[str, int] | None = None) -> Any:
         make: Any = ray.remote(concurrency_groups=groups) if groups else ray.remote  # pyright: ignore
         takes: ShareSettings = getattr(self._settings.resources, share)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         return make(process).options(
-            num_cpus=self._cpus(takes), num_gpus=takes.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=self._cpus(takes), num_gpus=takes.gpus, max_restarts=0,
+            scheduling_strategy="SPREAD" if share == "searcher" else here,
         ).remote(*arguments)
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
@@ -314,3 +321,10 @@ class Cluster:
                 f"waiting for {awaited}: its process died ({reason_of(error)}); go on from the newest checkpoint with "
                 f"tba resume."
             ) from error
+
+
+def _check_listens(address: str) -> None:
+    """OSError if nothing listens at `host:port`, which Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_LIMIT_S).close()
