@@ -22,6 +22,7 @@ from tba.buffer.options import Options
 from tba.buffer.shards import Call, Shard
 from tba.cluster_shards import RemoteShards
 from tba.depot import Depot
+from tba.inflight import Lookout
 from tba.reading import check_settings
 from tba.records import Group, Lease, Prompt
 from tba.settings import Settings
@@ -415,6 +416,7 @@ class SearcherProcess:
         settings, task, policy = start_process(tree, threads)
         self._searcher = assembly.make_searcher(settings, task, policy, name)
         self._searcher.warm_up(sorted(policy.stop_ids)[:1])
+        self._adopt_every = settings.engine.adopt_every
 
     def run(self, depot: Any) -> None:
         """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process.
@@ -423,8 +425,10 @@ class SearcherProcess:
         are handed over only after those before them have arrived, so that they arrive in their order.
         """
         settle(nicer_by=YIELDS)
-        held: Notice | None = None
         searcher = self._searcher
+        lookout = None if self._adopt_every is None else Lookout(
+            self._adopt_every, ask=depot.latest.remote, read=ray.get,
+            is_here=lambda handle: bool(ray.wait([handle], timeout=0)[0]))
         asked: Any = depot.lease.remote(searcher.name)
         delivered: Any = None
         while True:
@@ -433,12 +437,11 @@ class SearcherProcess:
             searcher.times.idle_s += time.perf_counter() - started
             if orders is None:
                 break
-            if orders.notice != held:
-                held = orders.notice
+            if not searcher.holds(notice := orders.notice):
                 (tensors,) = orders.tensors
-                is_new = held.ref_version != searcher.ref_version
-                searcher.adopt(held.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
-            groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
+                is_new = notice.ref_version != searcher.ref_version
+                searcher.adopt(notice.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
+            groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt, lookout=lookout))
             asked = depot.lease.remote(searcher.name)
             if delivered is not None:
                 ray.get(delivered)
