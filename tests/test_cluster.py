@@ -79,6 +79,18 @@ def test_async_at_lead_zero_equals_lockstep_to_the_bit(tmp_path: Path, recipe: s
     assert weights[0] == weights[1]
 
 
+def test_weights_adopted_in_flight_are_attested_and_the_ledger_adds_up(tmp_path: Path) -> None:
+    words = ("engine.adopt_every=1", "trainer.steps=15", "trainer.sync_every=1", "trainer.groups_per_step=8",
+             "search.batch_prompts=16", "reference.kind=reset", "reference.every=6")
+    summary, steps, notes = execute(tmp_path / "run", "arithmetic", *overrides("async", *words))
+    assert summary["status"] == "done", summary["message"]
+    assert not [note for note in notes if "died" in note]
+    assert adds_up(summary["ledger"])
+    assert summary["ledger"]["trajectories"]["rejected"] == {}  # nothing of wrong weights
+    assert steps[-1]["search/straddling"] > 0
+    assert steps[-1]["train/ref_version"] == 12
+
+
 def test_a_searcher_that_fails_is_named_restarted_and_then_ends_the_run(tmp_path: Path) -> None:
     reward = tmp_path / "my_reward.py"
     reward.write_text("raise RuntimeError('boom')\n")

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 from support import STOP, TEMPERATURE, llama_policy, make_prompt, slow_logps, table_policy
 from tba.batch import make_rows
 from tba.catalog import ENGINES
-from tba.engines.protocol import Engine, Sampling, draw_ids, uniforms
+from tba.engines.protocol import Engine, Pause, Sampling, draw_ids, uniforms
 from tba.engines.table import TableEngine
 from tba.engines.transformers import TransformersEngine
 from tba.policy import Policy, copy_out
@@ -63,9 +63,9 @@ def make_engine(kind: str, seed: int = 1) -> Engine:
 
 def generate(
     engine: Engine, prompts: Sequence[Prompt] = PROMPTS, *, num_samples: int = 6, sampling: Sampling = PLAIN,
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] = SEEDS, pause: Pause | None = None,
 ) -> list[list[Completion]]:
-    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seeds=seeds)
+    return engine.generate(prompts, num_samples=num_samples, sampling=sampling, seeds=seeds, pause=pause)
 
 
 def ids(completions: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
@@ -241,6 +241,125 @@ def test_frequencies_of_whole_completions_match_the_policy(kind: str) -> None:
     logps = policy.sequence_logps([(PROMPTS[2].tokens, c) for c in listed])
     assert math.fsum(map(math.exp, logps)) == pytest.approx(1.0, abs=1e-5)
     check_chi_square(Counter(c.tokens for c in completions), dict(zip(listed, map(math.exp, logps), strict=True)), size)
+
+
+# ---- loads in the midst of a batch --------------------------------------------------------------
+
+
+def loading(engine: Engine, kind: str, loads: dict[int, int], every: int) -> Pause:
+    """Loads, at the stop after so many tokens, the policy of a seed as the version ten times the seed."""
+    stops = itertools.count(every, every)
+
+    def do() -> None:
+        if seed := loads.get(next(stops)):
+            engine.load(copy_out(make_policy(kind, seed).model), 10 * seed)
+
+    return Pause(every=every, do=do)
+
+
+@torch.no_grad()
+def slow_straddling(
+    policies: Sequence[tuple[int, Policy]], prompt: Prompt, uniform_T: torch.Tensor, sampling: Sampling
+) -> list[tuple[int, float, int]]:
+    """(id, log-prob, version) of each token of a completion, `policies` giving (version, policy) by place."""
+    found: list[tuple[int, float, int]] = []
+    for place, (version, policy) in enumerate(policies):
+        read = torch.tensor([[*prompt.tokens, *(id for id, _, _ in found)]])
+        logits_1V = policy.model(input_ids=read, attention_mask=torch.ones_like(read)).logits[:, -1]
+        drawn = draw_ids(logits_1V, uniform_T[place : place + 1], sampling, policy.temperature)
+        found.append((int(drawn.id_N), float(drawn.logp_N), version))
+        if found[-1][0] == STOP:
+            break
+    return found
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, Sampling(max_new_tokens=5, temperature=1.3, top_p=0.8)])
+@pytest.mark.parametrize("order", [[0, 1, 2], [1, 1, 0]])
+def test_each_token_is_of_the_weights_loaded_last_given_all_before_it(
+    kind: str, order: list[int], sampling: Sampling
+) -> None:
+    engine = make_engine(kind, 1)
+    engine.load(copy_out(make_policy(kind, 1).model), 10)
+    prompts, seeds = [PROMPTS[n] for n in order], [SEEDS[n] for n in order]
+    pause = loading(engine, kind, {2: 2, 4: 3}, every=2)
+    found = generate(engine, prompts, sampling=sampling, seeds=seeds, pause=pause)
+    one, two, three = ((10 * seed, make_policy(kind, seed)) for seed in (1, 2, 3))
+    policy_of = dict((one, two, three))
+    lengths = Counter[int]()
+    for prompt, seed, of_prompt in zip(prompts, seeds, found, strict=True):
+        for completion, uniform_T in zip(of_prompt, uniforms([seed], 6, 5), strict=True):
+            expected = slow_straddling([one, one, two, two, three], prompt, uniform_T, sampling)
+            assert completion.tokens == tuple(id for id, _, _ in expected)
+            assert completion.logps == pytest.approx([logp for _, logp, _ in expected], abs=1e-5)
+            versions = tuple(version for _, _, version in expected)
+            assert completion.version == 10
+            assert completion.token_versions == (versions if len(versions) > 2 else ())
+            for place, behaviour in enumerate(completion.behaviour_logps):
+                read = [*prompt.tokens, *completion.tokens[:place]]
+                slow = slow_behaviour(policy_of[versions[place]], read, completion.tokens[place], sampling)
+                assert behaviour == pytest.approx(slow, abs=1e-4)
+            assert len(completion.behaviour_logps) in (0, len(completion.tokens))
+            lengths[len(completion.tokens)] += 1
+    assert lengths[5] > 1  # straddles both loads
+    assert lengths[1] + lengths[2] > 1  # ended before the first
+    assert engine.version == 30
+
+
+def test_log_probs_after_a_load_are_the_new_policys_of_the_same_ids(kind: str) -> None:
+    engine = make_engine(kind, 1)
+    old, new = make_policy(kind, 1), make_policy(kind, 2)
+    completions = generate(engine, num_samples=9, pause=loading(engine, kind, {2: 2}, every=2))
+    differ = 0
+    for prompt, completion in pairs(completions):
+        pair = [(prompt.tokens, completion.tokens)]
+        (before,), (after,) = old.completion_logps(pair), new.completion_logps(pair)
+        assert completion.logps == pytest.approx([*before[:2], *after[2:]], abs=1e-5)
+        differ += any(abs(x - y) > 0.1 for x, y in zip(before[2:], after[2:], strict=True))
+    assert differ > 3
+
+
+def test_stops_without_a_load_change_nothing_to_the_bit(kind: str) -> None:
+    engine, stops = make_engine(kind), Counter[int]()
+    expected = generate(engine)
+    assert max(len(c.tokens) for _, c in pairs(expected)) == 5
+    for every in (1, 2, 3, 5):
+        pause = Pause(every=every, do=lambda every=every: stops.update([every]))
+        assert generate(engine, pause=pause) == expected
+    assert stops == {1: 4, 2: 2, 3: 1}  # between tokens: not before the first, not after the last
+
+
+def test_tokens_before_a_load_are_what_they_would_have_been_without(kind: str) -> None:
+    engine = make_engine(kind)
+    plain = generate(engine)
+    loaded = generate(engine, pause=loading(engine, kind, {3: 2}, every=3))
+    for (_, one), (_, other) in zip(pairs(plain), pairs(loaded), strict=True):
+        assert one.tokens[:3] == other.tokens[:3]
+        assert one.logps[:3] == other.logps[:3]
+    assert ids(plain) != ids(loaded)
+
+
+def test_other_weights_count_also_under_the_same_version(kind: str) -> None:
+    engine, new = make_engine(kind, 1), make_policy(kind, 2)
+    pause = Pause(every=4, do=lambda: engine.load(copy_out(new.model), 0))
+    for prompt, completion in pairs(generate(engine, pause=pause)):
+        assert (completion.version, completion.token_versions) == (0, ())
+        (logps,) = new.completion_logps([(prompt.tokens, completion.tokens)])
+        assert completion.logps[4:] == pytest.approx(logps[4:], abs=1e-5)
+
+
+def test_after_a_load_equal_prompts_and_equal_prefixes_are_still_read_once() -> None:
+    policy, shapes = llama_policy(1), list[tuple[int, ...]]()
+    policy.model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    engine = TransformersEngine(policy)
+    prompts = [PROMPTS[0], PROMPTS[2], PROMPTS[0]]
+    pause = loading(engine, "transformers", {2: 2}, every=2)
+    greedy = Sampling(max_new_tokens=4, temperature=0.0)
+    completions = generate(engine, prompts, num_samples=6, sampling=greedy, pause=pause)
+    assert {len(c.tokens) for of_prompt in completions for c in of_prompt} == {4}
+    # three prompts of up to 5 ids, one id each; then two distinct prompts again, and what 3 prefixes go on with
+    assert shapes == [(3, 5), (3, 1), (2, 5), (3, 2), (3, 1)]
 
 
 # ---- the draw -----------------------------------------------------------------------------------

@@ -157,6 +157,25 @@ def test_an_engine_that_loads_a_publication_samples_as_the_trainer_would(make: A
     assert [c.logp for c in completions] == pytest.approx(trainer.policy.sequence_logps(pairs), abs=1e-4)
 
 
+@pytest.mark.parametrize("make", [TableEngine, TransformersEngine])
+def test_an_adapter_may_be_loaded_in_the_midst_of_a_batch(make: Any) -> None:
+    from support import make_prompt
+    from tba.engines.protocol import Pause, Sampling
+
+    trainer, start = trained(), adapted_policy()
+    engine, tensors = make(start.frozen_copy()), trainer.publish(0).tensors
+    pause = Pause(every=2, do=lambda: engine.load(tensors, 3))
+    sampling = Sampling(max_new_tokens=4, temperature=TEMPERATURE)
+    ((completions),) = engine.generate(
+        [make_prompt("p", (1, 3))], num_samples=6, sampling=sampling, seeds=[4], pause=pause
+    )
+    pairs = [((1, 3), c.tokens) for c in completions]
+    both = zip(completions, start.completion_logps(pairs), trainer.policy.completion_logps(pairs), strict=True)
+    for completion, before, after in both:
+        assert completion.logps == pytest.approx((*before[:2], *after[2:]), abs=1e-4)
+    assert {c.token_versions for c in completions} >= {(0, 0, 3, 3)}
+
+
 # ---- what is saved ----------------------------------------------------------------------------------
 
 

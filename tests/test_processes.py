@@ -22,7 +22,9 @@ def a_depot_process(*, mix: dict[str, float] | None = None, lead: int | None = N
         buffer={"initial": 8, "mix": mix or {"recent": 0.5, "uniform": 0.5}},
         trainer={"steps": 8, "groups_per_step": 2, "group_size": 2, "sync_every": 2},
     )
-    return DepotProcess(settings.resolved(), PROMPTS, None)
+    process = DepotProcess(settings.resolved(), None)
+    process.hold(PROMPTS)
+    return process
 
 
 async def searched(depot: DepotProcess, **answer: Any) -> int:

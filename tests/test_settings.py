@@ -123,6 +123,10 @@ CONTRADICTIONS: list[tuple[list[str], list[str]]] = [
     (["task.name=custom", "task.path={file}", "task.reward=m:f", "task.held_out_path=gone"],
      ["task.held_out_path = 'gone' is not a file"]),
     (["task.kind=sparse"], ["task.kind = 'sparse'", "task.symbols = 3", "search.max_new_tokens = 3", "has 125 comp"]),
+    (["engine.adopt_every=2"], ["engine.adopt_every = 2", "mode = lockstep", "or mode=async"]),
+    (["mode=async", "engine.adopt_every=3"], ["engine.adopt_every = 3", "the 3 tokens of search.max_new_tokens"]),
+    (["mode=async", "engine.adopt_every=2", "buffer.capacity_bytes=25087"],
+     ["buffer.capacity_bytes = 25087", "128 trajectories take up to 25088 bytes"]),  # 128 x (160 + 12 x 3)
     (["task.kind=many_modes", "task.modes=28"], ["task.modes = 28", "the 27 completions", "lower it"]),
 ]
 
@@ -139,7 +143,8 @@ def test_a_contradiction_is_one_line_with_values_places_and_way_out(overrides, w
     [["search.num_samples=16"], ["buffer.capacity_per_prompt=16"], ["buffer.capacity=128", "buffer.initial=128"],
      ["buffer.reuse=2", "buffer.max_uses=2"], ["buffer.max_age=15"], ["buffer.reuse=128"], ["trainer.steps=16"],
      ["model=owner/name", "engine.name=transformers"], ["trainer.batch_size=64", "trainer.groups_per_step=4"],
-     ["task.kind=many_modes", "task.modes=27"], ["task.kind=sparse", "task.symbols=8", "search.max_new_tokens=4"]],
+     ["task.kind=many_modes", "task.modes=27"], ["task.kind=sparse", "task.symbols=8", "search.max_new_tokens=4"],
+     ["mode=async", "engine.adopt_every=2", "buffer.capacity_bytes=25088"], ["buffer.capacity_bytes=23552"]],
 )
 def test_the_edge_of_each_contradiction_is_allowed(overrides):
     read_settings("enumerable", overrides)

@@ -1,4 +1,4 @@
-"""Branches of the settings tree about processes: async mode, Ray, and what each process takes of the machine."""
+"""Branches of the settings tree about processes: async mode, Ray, and what each process takes."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def ask(run: Path, request: Mapping[str, Any], *, limit_s: float = ANSWER_LIMIT_
     found = json.loads(answer.read_text("utf-8"))
     answer.unlink(missing_ok=True)
     if "refused" in found:
-        raise SettingsError([found["refused"]])
+        raise SettingsError([f"run {str(run)!r}: {found['refused']}"])
     return found["answer"]
 
 

@@ -42,7 +42,7 @@ class Depot:
         """Restarts of the run."""
         self._rng = np.random.default_rng([settings.seed, 1])
         self._digests: dict[int, str] = {}
-        self._unscored = 0
+        self._unscored = self._completions = self._straddling = 0
         self._fresh: list[Sequence[float]] = []
         """Reward, log-prob over the reference, and log weight of each trajectory that came since the last draw."""
 
@@ -71,6 +71,8 @@ class Depot:
         """Takes a group in; returns why its trajectories were rejected, or ''."""
         reason = self._refusal(group)
         self._unscored += len(group.unscored)
+        self._completions += len(group.completions)
+        self._straddling += sum(1 for completion in group.completions if completion.token_versions)
         if reason:
             self.buffer.reject(group, reason)
         else:
@@ -83,9 +85,10 @@ class Depot:
             return "older attempt"
         if not self.leases.deliver(group.number, group.attempt):
             return "late"
-        if self._digests.get(group.version, group.digest) != group.digest:
-            return WRONG_WEIGHTS
-        return ""
+        echoes = ((group.version, group.digest), *group.echoes)
+        sampled_with = {version for completion in group.completions for version in completion.token_versions}
+        is_right = all(self._digests.get(version, digest) == digest for version, digest in echoes)
+        return "" if is_right and sampled_with <= {version for version, _ in echoes} else WRONG_WEIGHTS
 
     def draw(self, version: int) -> tuple[list[Draw], dict[str, Any]]:
         """The groups of one step for a trainer at `version`, and the buffer's metrics.
@@ -103,7 +106,8 @@ class Depot:
         return draws, {
             m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
             m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
-            m.UNSCORED: self._unscored, m.DELIVERED_TOKENS: self.buffer.delivered_tokens,
+            m.UNSCORED: self._unscored, m.STRADDLING: self._straddling / max(1, self._completions),
+            m.DELIVERED_TOKENS: self.buffer.delivered_tokens,
             m.SEARCH_REWARD: m.mean(reward for reward, _, _ in fresh),
             m.SEARCH_KL: _weighted_mean([drift for _, drift, _ in fresh], [weight for _, _, weight in fresh]),
             m.USES_MEAN: m.mean(float(u) for draw in draws for u in draw.uses),
@@ -120,8 +124,8 @@ class Depot:
         self.buffer.save(path)
         state = {
             "leases": self.leases.state(), "attempt": self.attempt,
-            "unscored": self._unscored, "rng": self._rng.bit_generator.state,
-            "fresh": self._fresh,
+            "unscored": self._unscored, "completions": self._completions, "straddling": self._straddling,
+            "rng": self._rng.bit_generator.state, "fresh": self._fresh,
         }
         (path / "depot.json").write_text(json.dumps(state), "utf-8")
 
@@ -132,6 +136,7 @@ class Depot:
         self.leases.restore(state["leases"])
         self.attempt = state["attempt"] + 1
         self._unscored = state["unscored"]
+        self._completions, self._straddling = state["completions"], state["straddling"]
         self._fresh = state["fresh"]
         self._rng.bit_generator.state = state["rng"]
 

@@ -81,6 +81,8 @@ HARDEST = _declare("buffer/hardest_served", "1", "the same of the tenth of the p
 DRAW_SECONDS = _declare("buffer/draw_s", "s", "drawing this batch")
 INSERTED = _declare("buffer/inserted", "trajectories", "trajectories that entered the buffer, so far")
 UNSCORED = _declare("search/unscored", "trajectories", "completions that no reward could be given to, so far")
+STRADDLING = _declare("search/straddling", "1", "share of the completions delivered so far whose tokens more than one "
+                      "version sampled (engine.adopt_every)")
 DELIVERED_TOKENS = _declare("search/tokens", "tokens", "completion tokens delivered by searchers, so far")
 SEARCH_KL = _declare("search/kl", "nats per completion",
                      "KL to the reference of the weights that sampled the groups delivered since the last step")

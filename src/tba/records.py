@@ -165,6 +165,8 @@ class Group:
     searcher: str = "searcher-0"
     run_attempt: int = 0
     """Restarts of the run before this group was leased."""
+    echoes: tuple[tuple[int, str], ...] = ()
+    """(version, digest) of all further weights that its tokens were sampled with, recomputed in the same way."""
 
     def __post_init__(self) -> None:
         strays = {t.prompt_id for t in self.trajectories} - {self.prompt.id}

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tba.engines.protocol import Engine
+from tba.engines.protocol import Engine, Pause
 from tba.exploration import Exploration
+from tba.inflight import Lookout
 from tba.leases import completion_seed
 from tba.records import Completion, Group, Lease, Prompt, Trajectory, Unscored
 from tba.rewards.functions import Failure, Score, clip
 from tba.tasks.protocol import Task, outcomes
-from tba.weights import Tensors, Weights, check_held, digests
+from tba.weights import Publication, Tensors, Weights, check_held, digests
 
 KEPT_DIGESTS = 3
 """Adopted versions whose digests by tensor are remembered, to tell which one a stale tensor is of."""
@@ -93,36 +94,63 @@ class Searcher:
             self.ref_version = weights.ref_version
         self.times.loading_s += time.perf_counter() - started
 
-    def search(self, leases: Sequence[Lease], *, run_attempt: int = 0) -> Iterator[Group]:
-        """One scored group per lease, in order, `batch_prompts` of them sampled at a time."""
-        for at in range(0, len(leases), self._batch_prompts):
-            yield from self._search_batch(leases[at : at + self._batch_prompts], run_attempt)
+    def holds(self, publication: Publication) -> bool:
+        """Whether its engine holds these weights, to the bit, and it scores with the reference that goes with them."""
+        return (self._engine.version, self._digest, self.ref_version) == (
+            publication.version, publication.digest, publication.ref_version
+        )
 
-    def _search_batch(self, leases: Sequence[Lease], run_attempt: int) -> list[Group]:
+    def search(
+        self, leases: Sequence[Lease], *, run_attempt: int = 0, lookout: Lookout | None = None
+    ) -> Iterator[Group]:
+        """One scored group per lease, in order, `batch_prompts` of them sampled at a time.
+
+        With `lookout` the newer weights that it finds are adopted while a batch is sampled.
+        """
+        for at in range(0, len(leases), self._batch_prompts):
+            yield from self._search_batch(leases[at : at + self._batch_prompts], run_attempt, lookout)
+
+    def _search_batch(self, leases: Sequence[Lease], run_attempt: int, lookout: Lookout | None) -> list[Group]:
         started = time.perf_counter()
         seeds = [completion_seed(self._seed, lease.prompt.id, lease.visit, lease.attempt) for lease in leases]
         prompts = [lease.prompt for lease in leases]
-        version = self._engine.version
+        held = [(self._engine.version, self._digest)]
+        loading_s = self.times.loading_s
         completions = self._engine.generate(
-            prompts, num_samples=self._num_samples, sampling=self._exploration.of(leases[0]), seeds=seeds
+            prompts, num_samples=self._num_samples, sampling=self._exploration.of(leases[0]), seeds=seeds,
+            pause=None if lookout is None else Pause(every=lookout.every, do=lambda: self._look(lookout, held)),
         )
         sampled = time.perf_counter()
+        loading_s = self.times.loading_s - loading_s
         scores = [outcomes(self._task, p, c) for p, c in zip(prompts, completions, strict=True)]
         scored = time.perf_counter()
         ref_logps = self._reference_logps(prompts, completions)
         done = time.perf_counter()
-        self.times.sampling_s += sampled - started
+        self.times.sampling_s += sampled - started - loading_s
         self.times.scoring_s += scored - sampled
         self.times.reference_s += done - scored
         blank = [
-            Group(prompt=lease.prompt, trajectories=(), version=version, digest=self._digest, number=lease.number,
-                  attempt=lease.attempt, searcher=self.name, run_attempt=run_attempt)
-            for lease in leases
+            Group(prompt=lease.prompt, trajectories=(), version=held[0][0], digest=held[0][1], number=lease.number,
+                  attempt=lease.attempt, searcher=self.name, run_attempt=run_attempt, echoes=_further(held[1:], own))
+            for lease, own in zip(leases, completions, strict=True)
         ]
         return [
             _fill(group, c, s, r, self.ref_version)
             for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
         ]
+
+    def _look(self, lookout: Lookout, held: list[tuple[int, str]]) -> None:
+        """Adopts what `lookout` has found, and adds its version and digest to `held`.
+
+        The reference stays until the batch is scored: no token depends on it, so that a newer one is not worth
+        holding decoding up for, and `adopt` brings it before the next batch.
+        """
+        started = time.perf_counter()
+        weights = lookout.newer(self._engine.version)
+        self.times.loading_s += time.perf_counter() - started
+        if weights is not None:
+            self.adopt(replace(weights, ref_version=self.ref_version, reference=None))
+            held.append((weights.version, self._digest))
 
     def _reference_logps(
         self, prompts: Sequence[Prompt], completions: Sequence[list[Completion]]
@@ -135,6 +163,12 @@ class Searcher:
         else:
             flat = iter([(logp, ()) for logp in self._reference.sequence_logps(pairs)] if pairs else [])
         return [[next(flat) for _ in of_prompt] for of_prompt in completions]
+
+
+def _further(held: Sequence[tuple[int, str]], completions: Sequence[Completion]) -> tuple[tuple[int, str], ...]:
+    """Those of the (version, digest) in `held` that a token of `completions` was sampled with."""
+    versions = {version for completion in completions for version in completion.token_versions}
+    return tuple(echo for echo in held if echo[0] in versions)
 
 
 def _fill(

@@ -104,6 +104,9 @@ class EngineSettings(Section):
 
     name: str = "transformers"
     """A key of ENGINES."""
+    adopt_every: PositiveInt | None = None
+    """New tokens of a batch between two looks at the newest publication, which is adopted in the midst of the batch;
+    only between batches if null. Async mode only."""
 
 
 class SearchSettings(Section):
@@ -312,6 +315,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _pool_problems(s)
     yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
+    yield from _adoption_problems(s)
     yield from catalog.objective_problems(s.objective)
     if s.buffer.keep_logps is False and s.objective.name in catalog.OBJECTIVES and "behaviour_logps" in catalog.reads(
         s.objective
@@ -368,8 +372,9 @@ def _pool_problems(s: Settings) -> Iterator[str]:
         yield (f"buffer.capacity = {buffer.capacity}{split} holds fewer trajectories than one batch needs ({batch}); "
                f"raise it, or lower trainer.groups_per_step.")
     longest = batch * search.max_new_tokens
+    per_token = 8 if s.engine.adopt_every is None else 12  # with the version of each
     for name, need, unit in (("capacity_tokens", longest, "tokens"),
-                             ("capacity_bytes", batch * (160 + 8 * search.max_new_tokens), "bytes")):
+                             ("capacity_bytes", batch * (160 + per_token * search.max_new_tokens), "bytes")):
         bound = getattr(buffer, name)
         if bound is not None and bound // shards < need:
             yield (f"buffer.{name} = {bound}{split} may hold less than one batch, whose {batch} trajectories take up "
@@ -392,6 +397,18 @@ def _name_problems(s: Settings) -> Iterator[str]:
     if s.architecture.width % s.architecture.heads:
         yield (f"architecture.width = {s.architecture.width} is not a multiple of architecture.heads = "
                f"{s.architecture.heads}; choose a width that the heads divide.")
+
+
+def _adoption_problems(s: Settings) -> Iterator[str]:
+    every, longest = s.engine.adopt_every, s.search.max_new_tokens
+    if every is None:
+        return
+    if s.mode == "lockstep":
+        yield (f"engine.adopt_every = {every} adopts weights that are published while a batch is sampled, and "
+               f"mode = lockstep publishes none meanwhile; set engine.adopt_every=null, or mode=async.")
+    if every >= longest:
+        yield (f"engine.adopt_every = {every} is no fewer than the {longest} tokens of search.max_new_tokens, so no "
+               f"look would fall inside a batch; lower it, or set engine.adopt_every=null.")
 
 
 def _task_problems(s: Settings) -> Iterator[str]:

@@ -93,6 +93,16 @@ class Publication(Protocol):
         """Publications before it."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """Of its tensors."""
+        ...
+
+    @property
+    def ref_version(self) -> int:
+        """Version of the reference that goes with it."""
+        ...
+
 
 def check_monotone(newest: Publication | None, weights: Publication) -> None:
     """Raises ValueError if `weights` are older than `newest`."""

@@ -69,17 +69,12 @@ class DepotProcess:
     produces: leases, draws, the newest weights
     """
 
-    def __init__(
-        self, tree: dict[str, Any], prompts: Sequence[Prompt], resume_from: str | None, shards: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, tree: dict[str, Any], resume_from: str | None, shards: Sequence[Any] = ()) -> None:
         """`tree` is the resolved settings tree; `shards` are handles of the buffer's shards, if it has any."""
-        settings = check_settings(tree)
-        remote = RemoteShards(shards, limit_s=settings.async_.wait_limit_s) if shards else None
-        self._depot = Depot(prompts, settings, lead=settings.lead, shards=remote)
+        self._settings, self._resume_from, self._shards = check_settings(tree), resume_from, shards
+        settings = self._settings
         self._batch_prompts = settings.search.batch_prompts
         self._max_tokens = settings.trainer.micro_batch_tokens
-        if resume_from is not None:
-            self._depot.load(Path(resume_from))
         self._changed = asyncio.Condition()
         self._newest: Notice | None = None
         self._tensors: Sequence[Any] = ()
@@ -92,8 +87,8 @@ class DepotProcess:
         self._lease_limit_s = settings.async_.wait_limit_s / 2 if limit_s is None else limit_s
         self._reclaiming: asyncio.Task[None] | None = None
 
-    async def ready(self, run_dir: str) -> int:
-        """The run's attempt, once the depot is up.
+    async def ready(self, prompts: Sequence[Prompt], run_dir: str) -> int:
+        """Takes the training prompts; returns the run's attempt, once the depot is up.
 
         Raises:
             FileNotFoundError: `run_dir` is not there on this node.
@@ -101,7 +96,16 @@ class DepotProcess:
         use_threads(1)
         settle(nicer_by=YIELDS)
         check_run_dir(run_dir, "depot")
+        self.hold(prompts)
         return self._depot.attempt
+
+    def hold(self, prompts: Sequence[Prompt]) -> None:
+        """Makes the depot, and restores it from the checkpoint if there is one."""
+        settings, shards = self._settings, self._shards
+        remote = RemoteShards(shards, limit_s=settings.async_.wait_limit_s) if shards else None
+        self._depot = Depot(prompts, settings, lead=settings.lead, shards=remote)
+        if self._resume_from is not None:
+            self._depot.load(Path(self._resume_from))
 
     async def begin(self, step: int) -> None:
         """Makes `step` the first to draw for: calls may arrive in another order than they were made in."""

@@ -48,7 +48,7 @@ class Cluster:
     """The driver's side: hands steps to the trainer, owns the published weights, looks after searchers."""
 
     def __init__(self, settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> None:
-        """Starts or joins Ray, and starts all processes but the depot, which `start` adds.
+        """Starts or joins Ray, and starts all processes.
 
         Raises:
             SettingsError: the cluster cannot be reached, or has not what a process needs.
@@ -60,7 +60,6 @@ class Cluster:
         self._limit = settings.async_.wait_limit_s
         self._sync = settings.trainer.sync_every
         self._temp = ""
-        self._depot: Any = None
         self._publishing: Any = None
         self._is_searching = False
         self._requests = Requests(run_dir)
@@ -71,15 +70,17 @@ class Cluster:
                 TrainerProcess, self._tree, self._threads("trainer"), self._resume_from, self._run_dir,
                 share="trainer", groups={"feed": 1, "publish": 1},
             )
-            self._searchers = Searchers(settings, self._spawn_searcher, self._get, say)
             count = settings.buffer.shards
             parts = options_of(settings).shared_out(count) if count > 1 else []
             self._shards = [self._spawn(ShardProcess, options, share="depot") for options in parts]
+            self._depot: Any = self._spawn(DepotProcess, self._tree, self._resume_from, self._shards, share="depot")
             self._evaluator: Any = None
             if self._has_evaluator():
                 self._evaluator = self._spawn(
                     EvaluatorProcess, self._tree, self._threads("evaluator"), share="evaluator"
                 )
+            # Searchers come last: where there is not room for all of them, the run goes on with those that fit.
+            self._searchers = Searchers(settings, self._spawn_searcher, self._get, say)
         except BaseException:
             self.close()
             raise
@@ -156,16 +157,13 @@ class Cluster:
         ).remote(*arguments)
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:
-        """Starts the depot with the training prompts, and waits until depot and trainer are up."""
+        """Gives the depot its training prompts, and waits until depot and trainer are up."""
         del policy
         prompts = ray.put(list(questions.training))
         limit = max(self._limit, START_LIMIT_S)
         for number, shard in enumerate(self._shards):
             self._get(shard.ready.remote(), f"shard {number} of the buffer to start", limit)
-        self._depot = self._spawn(
-            DepotProcess, self._tree, prompts, self._resume_from, self._shards, share="depot"
-        )
-        self._get(self._depot.ready.remote(self._run_dir), "the depot to start", limit)
+        self._get(self._depot.ready.remote(prompts, self._run_dir), "the depot to start", limit)
         ready = self._trainer.ready.remote(self._run_dir)
         self._steps, self._version = self._get(ready, "the trainer to start", limit)
         if self._evaluator is not None:

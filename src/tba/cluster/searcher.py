@@ -9,8 +9,9 @@ from typing import Any
 
 import ray
 
-from tba.cluster.notices import Notice, Orders
+from tba.cluster.notices import Orders
 from tba.cluster.start import YIELDS, settle, start_process
+from tba.inflight import Lookout
 
 
 class SearcherProcess:
@@ -29,6 +30,7 @@ class SearcherProcess:
         settings, task, policy = start_process(tree, threads)
         self._searcher = assembly.make_searcher(settings, task, policy, name)
         self._searcher.warm_up(sorted(policy.stop_ids)[:1])
+        self._adopt_every = settings.engine.adopt_every
 
     def run(self, depot: Any, life: str) -> None:
         """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process.
@@ -38,8 +40,10 @@ class SearcherProcess:
         so that they arrive in their order.
         """
         settle(nicer_by=YIELDS)
-        held: Notice | None = None
         searcher = self._searcher
+        lookout = None if self._adopt_every is None else Lookout(
+            self._adopt_every, ask=depot.latest.remote, read=ray.get,
+            is_here=lambda handle: bool(ray.wait([handle], timeout=0)[0]))
         asked: Any = depot.lease.remote(life, f"{ray.util.get_node_ip_address()} pid {os.getpid()}")
         delivered: Any = None
         while True:
@@ -48,12 +52,11 @@ class SearcherProcess:
             searcher.times.idle_s += time.perf_counter() - started
             if orders is None:
                 break
-            if orders.notice != held:
-                held = orders.notice
+            if not searcher.holds(notice := orders.notice):
                 (tensors,) = orders.tensors
-                is_new = held.ref_version != searcher.ref_version
-                searcher.adopt(held.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
-            groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt))
+                is_new = notice.ref_version != searcher.ref_version
+                searcher.adopt(notice.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
+            groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt, lookout=lookout))
             asked = depot.lease.remote(life)
             if delivered is not None:
                 ray.get(delivered)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +27,20 @@ class Sampling:
     """Nucleus kept."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Stops between two tokens of a batch that is being sampled, for newer weights to be loaded in."""
+
+    every: int
+    """New tokens of each row from one stop to the next; there is none before the first token or after the last."""
+    do: Callable[[], None]
+    """What is done at a stop; it may call the engine's `load`."""
+
+    def is_due(self, tokens: int) -> bool:
+        """Whether to stop after `tokens` new tokens."""
+        return tokens % self.every == 0
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Samples completions with the weights last loaded."""
@@ -37,9 +51,16 @@ class Engine(Protocol):
     """Whether completions carry the log-prob that each id was drawn with."""
 
     def generate(
-        self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int]
+        self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int],
+        pause: Pause | None = None,
     ) -> list[list[Completion]]:
-        """`num_samples` completions per prompt; those of a prompt depend on its seed, not on its neighbours'."""
+        """`num_samples` completions per prompt; those of a prompt depend on its seed, not on its neighbours'.
+
+        What `pause` loads samples the tokens after it, as if these weights had read all that came before them:
+        each token's log-probs are those of its own version given the prompt and every id before it, whoever
+        sampled that id. Completions that straddle a load say the version of each token. Which random number
+        draws a token does not depend on loads.
+        """
         ...
 
     def load(self, tensors: Mapping[str, np.ndarray[Any, Any]], version: int) -> None:

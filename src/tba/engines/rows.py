@@ -22,6 +22,8 @@ class Sampled:
     stop_ids: Tensor
     alive_N: Tensor
     steps: list[tuple[Tensor, Drawn]] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Version of the weights that drew each step."""
 
     @staticmethod
     def start(rows: int, stop_ids: frozenset[int]) -> Sampled:
@@ -32,9 +34,10 @@ class Sampled:
         """[A] numbers of the rows that go on, ascending."""
         return self.alive_N.nonzero()[:, 0]
 
-    def append(self, row_A: Tensor, drawn: Drawn) -> Tensor:
-        """Adds one id to each of the rows `row_A`; returns [A] which of them go on."""
+    def append(self, row_A: Tensor, drawn: Drawn, version: int) -> Tensor:
+        """Adds one id, drawn with the weights `version`, to each of the rows `row_A`; returns [A] which go on."""
         self.steps.append((row_A, drawn))
+        self.versions.append(version)
         goes_on_A = ~torch.isin(drawn.id_N, self.stop_ids)
         self.alive_N[row_A] = goes_on_A
         return goes_on_A
@@ -44,21 +47,27 @@ class Sampled:
         """[N] ids drawn so far."""
         return self._grown(lambda drawn: drawn.id_N)
 
-    def completions(
-        self, num_samples: int, version: int, decode: Callable[[Sequence[int]], str]
-    ) -> list[list[Completion]]:
+    def completions(self, num_samples: int, decode: Callable[[Sequence[int]], str]) -> list[list[Completion]]:
         """The finished rows, `num_samples` a prompt, in prompt order."""
         ids, logps = self.ids, self._grown(lambda drawn: drawn.logp_N)
         behaviour = self._grown(lambda drawn: drawn.behaviour_logp_N)
         text_of = {tokens: decode(tokens) for tokens in dict.fromkeys(ids)}
+        stamp_of = {length: self._stamp(length) for length in set(map(len, ids))}
         made = [
             Completion(
-                tokens=tokens, text=text_of[tokens], logps=logp, version=version,
+                tokens=tokens, text=text_of[tokens], logps=logp, version=stamp_of[len(tokens)][0],
                 finish="length" if is_cut else "stop", behaviour_logps=behaviour_logp,
+                token_versions=stamp_of[len(tokens)][1],
             )
             for tokens, logp, behaviour_logp, is_cut in zip(ids, logps, behaviour, self.alive_N.tolist(), strict=True)
         ]
         return [made[at : at + num_samples] for at in range(0, len(made), num_samples)]
+
+    def _stamp(self, length: int) -> tuple[int, tuple[int, ...]]:
+        """The oldest version of a row's tokens, of which there are `length`, and that of each where they differ."""
+        own = tuple(self.versions[:length])
+        oldest = min(own)
+        return oldest, own if max(own) > oldest else ()
 
     def _grown(self, part: Callable[[Drawn], Tensor | None]) -> list[tuple[Any, ...]]:
         """[N] what each row has of a part of its draws, one entry a step that it was alive for."""

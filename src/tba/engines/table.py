@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tba.engines.protocol import Sampling, draw_ids, uniforms
+from tba.engines.protocol import Pause, Sampling, draw_ids, uniforms
 from tba.engines.rows import Sampled
 from tba.policy import Policy, copy_in, copy_out
 from tba.records import Completion, Prompt
@@ -28,7 +28,8 @@ class TableEngine:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int]
+        self, prompts: Sequence[Prompt], *, num_samples: int, sampling: Sampling, seeds: Sequence[int],
+        pause: Pause | None = None,
     ) -> list[list[Completion]]:
         """See `Engine.generate`."""
         rows = [p.tokens for p in prompts for _ in range(num_samples)]
@@ -38,13 +39,15 @@ class TableEngine:
             alive_N = sampled.alive()
             if not len(alive_N):
                 break
+            if pause is not None and place and pause.is_due(place):
+                pause.do()  # nothing was kept of the old weights' reading
             ids = sampled.ids
             prefixes = [rows[n] + ids[n] for n in alive_N.tolist()]
             drawn = draw_ids(
                 self._next_logits(prefixes), uniform_NT[alive_N, place], sampling, self._policy.temperature
             )
-            sampled.append(alive_N, drawn)
-        return sampled.completions(num_samples, self.version, self._policy.decode)
+            sampled.append(alive_N, drawn, self.version)
+        return sampled.completions(num_samples, self._policy.decode)
 
     def _next_logits(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:
         lengths = torch.tensor([len(p) for p in prefixes])
