@@ -28,7 +28,6 @@ import torch
 
 from tba import assembly
 from tba.batch import collate
-from tba.buffer.entries import EmptyBufferError
 from tba.depot import Depot
 from tba.policy import Policy, load_policy
 from tba.reading import check_settings
@@ -67,6 +66,8 @@ SETTINGS = (
 )
 CARRIED_GROUPS = 640
 """Groups per second of the bar: 64 searchers at 10 each."""
+CARRIED_STEPS = (8, 64)
+"""Groups of a step where all of them are drawn beside."""
 
 
 class Prepared:
@@ -114,7 +115,7 @@ class Paced:
         return self._measured(name, work)
 
 
-def settings_of(searchers: int, lead: int | None) -> Settings:
+def settings_of(searchers: int, lead: int | None, groups_per_step: int = GROUPS_PER_STEP) -> Settings:
     """A tiny Llama, trajectory balance, a mixture of three samplers."""
     return check_settings({
         "mode": "async", "model": "new-llama",
@@ -122,7 +123,7 @@ def settings_of(searchers: int, lead: int | None) -> Settings:
         "search": {"searchers": searchers, "num_samples": SIZE, "batch_prompts": BATCH_PROMPTS,
                    "max_new_tokens": TOKENS},
         "buffer": {"capacity": CAPACITY, "mix": {"recent": 0.5, "reward": 0.25, "uniform": 0.25}},
-        "trainer": {"steps": 10**6, "groups_per_step": GROUPS_PER_STEP, "group_size": SIZE, "sync_every": SYNC_EVERY},
+        "trainer": {"steps": 10**6, "groups_per_step": groups_per_step, "group_size": SIZE, "sync_every": SYNC_EVERY},
         "async": {"lead": lead},
     })
 
@@ -189,66 +190,58 @@ def measure(setting: Setting, searchers: int, seed: int) -> dict[str, Any]:
 
 
 class Second:
-    """One second of the bar after another: what 64 searchers at 10 groups each, and a trainer of them all, ask of it.
+    """One second of the bar after another: what 64 searchers at 10 groups each, and a trainer, ask of the depot.
 
-    The trainer takes a step for every `GROUPS_PER_STEP` groups, which is more than the one of this benchmark can.
+    The trainer draws as many groups as are delivered, which is more than the one of this benchmark can train on.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, groups_per_step: int) -> None:
         """The depot is full from the start."""
-        self.settings = settings_of(64, None)
+        self._settings = settings_of(64, None, groups_per_step)
         asked = prompts()
-        self.depot = Depot(asked, self.settings, lead=None)
-        self._source = Prepared("all", seed)
-        self._version = 0
-        fill(self.depot, asked)
-
-    def of(self, searcher: Prepared, leases: Sequence[Lease]) -> bytes:
-        """A message with a group for each lease."""
-        return pickle.dumps(list(searcher.search(leases)))
+        self._depot = Depot(asked, self._settings, lead=None)
+        self._source = Prepared("all", 7)
+        fill(self._depot, asked)
 
     def run(self) -> dict[str, float]:
         """Seconds of processor time by call: the share of a second that the depot is at work."""
-        clock, spent = time.process_time, Counter[str]()
-        batches = CARRIED_GROUPS // BATCH_PROMPTS
-        each = CARRIED_GROUPS // GROUPS_PER_STEP / batches
-        due = 0.0
-        for _ in range(batches):
+        clock, spent, depot = time.process_time, Counter[str](), self._depot
+        drawn, groups_per_step = 0, self._settings.groups_per_step
+        for delivered in range(BATCH_PROMPTS, CARRIED_GROUPS + 1, BATCH_PROMPTS):
             started = clock()
-            leases = self.depot.leases.take(BATCH_PROMPTS)
+            leases = depot.leases.take(BATCH_PROMPTS)
             pickle.dumps(leases)
             spent["lease"] += clock() - started
-            message = self.of(self._source, leases)
+            message = pickle.dumps(list(self._source.search(leases)))
             started = clock()
             groups = pickle.loads(message)
             unpacked = clock()
             for group in groups:
-                self.depot.deliver(group)
+                depot.deliver(group)
             spent["deliver: unpack"] += unpacked - started
             spent["deliver: take in"] += clock() - unpacked
-            due += each
-            while due >= 1:
-                due -= 1
-                self._draw(spent, clock)
+            while drawn + groups_per_step <= delivered:
+                drawn += groups_per_step
+                started = clock()
+                draws, _ = depot.draw(0)
+                chosen = clock()
+                batch = collate(draws, max_tokens=self._settings.trainer.micro_batch_tokens)
+                made = clock()
+                pickle.dumps(batch)
+                spent["draw: choose and read"] += chosen - started
+                spent["draw: make the batch"] += made - chosen
+                spent["draw: pack it"] += clock() - made
         return dict(spent)
 
-    def _draw(self, spent: Counter[str], clock: Callable[[], float]) -> None:
-        started = clock()
-        try:
-            draws, _ = self.depot.draw(self._version)
-        except EmptyBufferError:
-            raise AssertionError("a full buffer had nothing to draw") from None
-        drawn = clock()
-        pickle.dumps(collate(draws, max_tokens=self.settings.trainer.micro_batch_tokens))
-        spent["draw: choose"] += drawn - started
-        spent["draw: make and pack the batch"] += clock() - drawn
 
-
-def carried(rounds: int) -> list[dict[str, float]]:
-    """A second of the bar, `rounds` times, after one that is not counted."""
-    second = Second(7)
-    second.run()
-    return [second.run() for _ in range(rounds)]
+def carried(rounds: int) -> dict[str, list[dict[str, float]]]:
+    """By groups a step: a second of the bar, `rounds` times, after one that is not counted."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for groups_per_step in CARRIED_STEPS:
+        second = Second(groups_per_step)
+        second.run()
+        found[str(groups_per_step)] = [second.run() for _ in range(rounds)]
+    return found
 
 
 def main() -> None:

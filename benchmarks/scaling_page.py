@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +136,24 @@ def table(found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
-def bar_table(seconds: Sequence[Mapping[str, float]]) -> str:
-    """Markdown: share of a second of the bar by call, median over rounds, and their sum's."""
-    lines = ["| at 640 groups/s | share of the depot's time |", "|---|---|"]
-    for name in seconds[0]:
-        lines.append(f"| {name} | {statistics.median(one[name] for one in seconds):.3f} |")
-    sums = [math.fsum(one.values()) for one in seconds]
-    lines.append(f"| together | {statistics.median(sums):.3f} ({min(sums):.3f} to {max(sums):.3f}) |")
+def bar_table(bar: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """Markdown: share of a second of the bar by call, median over rounds, for each number of groups a step."""
+    def figures(total: Callable[[Mapping[str, float]], float]) -> str:
+        values = [[total(one) for one in seconds] for seconds in bar.values()]
+        return " | ".join(f"{statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})" for v in values)
+
+    names = list(next(iter(bar.values()))[0])
+    heads = " | ".join(f"steps of {groups} groups" for groups in bar)
+    lines = [f"| share of the depot's time | {heads} |", "|" + "---|" * (1 + len(bar))]
+    lines += [f"| {name} | {figures(lambda one, name=name: one[name])} |" for name in names]
+    for label, kinds in (("searchers' calls together", ("lease", "deliver")), ("all calls", ("",))):
+        lines.append(f"| {label} | {figures(lambda one, k=kinds: total_of(one, k))} |")
     return "\n".join(lines)
+
+
+def total_of(second: Mapping[str, float], kinds: tuple[str, ...]) -> float:
+    """Sum over the calls whose name begins with one of `kinds`."""
+    return math.fsum(share for name, share in second.items() if name.startswith(kinds))
 
 
 def page(found: Mapping[str, Any], folder: Path) -> None:
@@ -158,7 +168,7 @@ def below(found: Mapping[str, Any]) -> str:
     """What a page holds from the mark on."""
     rounds = len({row["seed"] for row in found["runs"]})
     verdicts = "\n".join(f"- *{name}*: {verdict(cells)}." for name, cells in grouped(found["runs"]).items())
-    return (f"{MARK}\n\n## One second of the bar\n\nMedians of {len(found['bar'])} rounds (smallest to largest).\n\n"
+    return (f"{MARK}\n\n## One second of the bar\n\nMedians of {rounds} rounds (smallest to largest).\n\n"
             f"{bar_table(found['bar'])}\n\n## By the number of searchers\n\n"
             f"![completions per second and shares of time at work by searchers](scaling_measured.svg)\n\n"
             f"Medians of {rounds} rounds (smallest to largest).\n\n{verdicts}\n\n{table(found['runs'])}\n")
