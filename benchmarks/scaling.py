@@ -16,16 +16,16 @@ import math
 import pickle
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scaling_page
 import torch
 
+import scaling_page
 from tba import assembly
 from tba.batch import collate
 from tba.depot import Depot
@@ -166,7 +166,7 @@ def measure(setting: Setting, searchers: int, seed: int) -> dict[str, Any]:
     warm_s = WARM_SEARCHES * search_s
     end_s = warm_s + max(LEAST_S, SEARCHES * search_s / searchers)
     marks: list[tuple[float, dict[str, float]]] = []
-    counts, seconds = Counter[str](), Counter[str]()
+    counts, seconds = Counter[str](), defaultdict[str, float](float)
     for call in simulated.calls():
         if not marks and simulated.now >= warm_s:
             marks.append((simulated.now, simulated.busy()))
@@ -205,7 +205,7 @@ class Second:
 
     def run(self) -> dict[str, float]:
         """Seconds of processor time by call: the share of a second that the depot is at work."""
-        clock, spent, depot = time.process_time, Counter[str](), self._depot
+        clock, spent, depot = time.process_time, defaultdict[str, float](float), self._depot
         drawn, groups_per_step = 0, self._settings.groups_per_step
         for delivered in range(BATCH_PROMPTS, CARRIED_GROUPS + 1, BATCH_PROMPTS):
             started = clock()
