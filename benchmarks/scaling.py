@@ -47,7 +47,7 @@ CAPACITY = 20_000
 GROUPS_PER_STEP, SYNC_EVERY, BATCH_PROMPTS = 8, 2, 4
 SPREAD = 0.1
 """A search takes its time give or take this share, evenly."""
-LEAST_S, SEARCHES, WARM_SEARCHES = 4.0, 120, 6
+LEAST_S, SEARCHES, WARM_SEARCHES = 2.5, 60, 5
 """A measurement lasts so many simulated seconds, and searches; before it, each searcher has searched so often."""
 
 
