@@ -245,3 +245,34 @@ def test_the_benchmark_finds_a_frequent_reward_and_counts_completions() -> None:
     assert row["steady_s"] is None
     assert (row["first_by_budget"], row["steady_by_budget"], row["seeds"]) == (2, 1, 2)
     assert len(sparse.table([row], 1.0).splitlines()) == 3
+
+
+class Renamed:
+    """A searcher that another one does the work of."""
+
+    def __init__(self, searcher: Any, name: str) -> None:
+        self.name, self.adopt, self.search = name, searcher.adopt, searcher.search
+
+
+def test_with_messages_packed_it_is_the_same_story_and_what_travels_is_bytes() -> None:
+    settings, costs = small(searchers=2, sync_every=2), {"search": 3, "step": 1, "deliver": 0.3}
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    questions = assembly.make_questions(settings, task, policy)
+    packed = Simulation(settings, questions, policy, Fixed(costs), packs=True)
+    assert story(packed) == story(simulate(settings, Fixed(costs)))
+    again = Simulation(settings, questions, policy, Fixed(costs), packs=True)
+    results = {call.name: call.result for call in islice(again.calls(), 40)}
+    assert [type(results[name]) for name in ("search", "deliver")] == [bytes, list]
+    assert [type(results[name][0]) for name in ("lease", "draw")] == [bytes, bytes]
+
+
+def test_searchers_may_be_given() -> None:
+    settings = small(searchers=1)
+    task = assembly.make_task_of(settings)
+    policy = assembly.make_policy(settings, task)
+    questions = assembly.make_questions(settings, task, policy)
+    given = [Renamed(assembly.make_searcher(settings, task, policy, "x"), name) for name in ("ann", "bob")]
+    simulated = Simulation(settings, questions, policy, Fixed({"search": 3, "step": 1}), searchers=given)
+    assert {call.by for call in calls(simulated, "search", 6)} == {"ann", "bob"}
+    assert set(simulated.busy()) == {"depot", "trainer", "ann", "bob"}

@@ -14,6 +14,10 @@ class EvaluationLateError(RuntimeError):
     """An evaluation has taken longer than it may."""
 
 
+class EvaluatorLostError(RuntimeError):
+    """The process that evaluates is gone."""
+
+
 class Beside:
     """Evaluates on a thread that nothing waits for at the end of the process, so that one that hangs can be left."""
 

@@ -20,8 +20,8 @@ from tba import metrics as m
 from tba.advice import advice, times_of
 from tba.control import Hold, check_free
 from tba.evaluate import Evaluation
-from tba.evaluations import Beside, EvaluationLateError
-from tba.loop import Ask, Journey, Lockstep
+from tba.evaluations import Beside, EvaluationLateError, EvaluatorLostError
+from tba.loop import Ask, Evaluate, Journey, Lockstep
 from tba.metrics import Say
 from tba.policy import copy_out
 from tba.report import write_report
@@ -134,12 +134,15 @@ class Run:
                 f"({self._facts['data']}); restore the data, or start a new run."
             ])
         self._facts["data"] = found
+        self._questions = questions
         self._journey.start(settings, questions, self._start_policy)
-        beside = self._journey.evaluator()
-        if beside is None:
-            beside = assembly.make_evaluator(settings, questions, self._start_policy).evaluate
-        self._evaluator = beside
-        self._beside = Beside(beside, settings.evaluation.limit_s) if settings.mode == "async" else None
+        self._evaluate_with(self._journey.evaluator())
+
+    def _evaluate_with(self, evaluator: Evaluate | None) -> None:
+        """Has evaluations made by `evaluator`, or here if there is none."""
+        settings = self._settings
+        self._evaluator = evaluator or assembly.make_evaluator(settings, self._questions, self._start_policy).evaluate
+        self._beside = Beside(self._evaluator, settings.evaluation.limit_s) if settings.mode == "async" else None
 
     def execute(self) -> dict[str, Any]:
         """Runs to the last step, the time limit, or the first interrupt; returns the summary.
@@ -262,7 +265,12 @@ class Run:
         if self._beside is None:
             return self._evaluator(tensors, version, **options)
         self._beside.start(tensors, version, **options)
-        found = self._beside.take(wait=True)
+        try:
+            found = self._beside.take(wait=True)
+        except EvaluatorLostError as error:
+            self._say("note", {"text": f"{error}; evaluations are made in the driver from now on"})
+            self._evaluate_with(None)
+            return self._evaluate(tensors, version)
         assert found is not None, "an evaluation was started and is gone"
         return found
 
@@ -296,6 +304,10 @@ class Run:
             found = self._beside.take(wait=wait)
         except EvaluationLateError as error:
             self._say("note", {"text": f"{error} This one is left out."})
+            return
+        except EvaluatorLostError as error:
+            self._say("note", {"text": f"{error}; this evaluation is lost, and the next ones are made in the driver"})
+            self._evaluate_with(None)
             return
         if found is not None:
             self._record_evaluation(found)

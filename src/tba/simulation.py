@@ -8,11 +8,12 @@ that cannot keep up shows as it would with a process to each.
 from __future__ import annotations
 
 import heapq
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tba import metrics as m
 from tba.assembly import Questions, make_searcher
@@ -22,7 +23,6 @@ from tba.depot import Depot
 from tba.loop import LOOKAHEAD
 from tba.policy import Policy
 from tba.records import Group, Lease
-from tba.searcher import Searcher
 from tba.settings import Settings
 from tba.trainer import Trainer
 from tba.weights import MemoryStore, Weights
@@ -193,18 +193,40 @@ class Clock:
         self._started += 1
 
 
+class Searches(Protocol):
+    """What the simulation asks of a searcher: see `searcher.Searcher`."""
+
+    name: str
+
+    def adopt(self, weights: Weights) -> None:
+        """Searches with `weights` from now on."""
+        ...
+
+    def search(self, leases: Sequence[Lease], *, run_attempt: int = 0) -> Iterator[Group]:
+        """One group per lease."""
+        ...
+
+
 class Simulation:
     """An async run of `search.searchers` searchers: what `cluster` does with processes, on a simulated clock.
 
-    Deterministic given settings, start policy and costs. Messages between the parts take no time.
+    Deterministic given settings, start policy and costs. The way of a message between the parts takes no time.
     """
 
-    def __init__(self, settings: Settings, questions: Questions, policy: Policy, costs: Costs) -> None:
-        """`policy` is the start policy, which is also the reference."""
+    def __init__(
+        self, settings: Settings, questions: Questions, policy: Policy, costs: Costs, *,
+        searchers: Sequence[Searches] | None = None, packs: bool = False,
+    ) -> None:
+        """`policy` is the start policy, which is also the reference.
+
+        `searchers` are in place of those of the settings. With `packs`, leases, groups and batches are pickled in the
+        call that sends them and unpickled in the call that takes them, as between processes, which costs both.
+        """
         self._settings = settings
+        self._pack, self._unpack = (pickle.dumps, pickle.loads) if packs else (_same, _same)
         self.depot = Depot(questions.training, settings, lead=settings.lead)
         self.trainer = Trainer(policy.trainable_copy(), settings)
-        self.searchers = [
+        self.searchers: Sequence[Searches] = searchers if searchers is not None else [
             make_searcher(settings, questions.task, policy, f"searcher-{number}")
             for number in range(settings.search.searchers)
         ]
@@ -226,7 +248,8 @@ class Simulation:
         """Each call when it is done, for ever; stopping is the consumer's. To be asked for once.
 
         `result` is: lease (leases, weights); search, deliver the groups; draw (batch, metrics), or None where it found
-        nothing; step its metrics; publish, store, load the weights.
+        nothing; step its metrics; publish, store, load the weights. Where it packs, leases, what was searched and
+        batches are bytes.
         """
         self._clock.live(self._trains())
         for searcher in self.searchers:
@@ -258,7 +281,7 @@ class Simulation:
             batch, found = made
             yield self._clock.ask(place, "step", partial(self._step, batch, found, round_))
 
-    def _searches(self, searcher: Searcher) -> Life:
+    def _searches(self, searcher: Searches) -> Life:
         """Searches with the newest weights; asks for leases before it hands over, as a process does."""
         place, name, held = self._places[searcher.name], searcher.name, None
         asked = self._ask_lease(name)
@@ -299,10 +322,11 @@ class Simulation:
     def _may_search(self) -> bool:
         return self._published >= 0 and self.depot.may_search(self._published)
 
-    def _lease(self) -> tuple[list[Lease], Weights]:
-        return self.depot.leases.take(self._settings.search.batch_prompts), self._store.latest()
+    def _lease(self) -> tuple[Any, Weights]:
+        return self._pack(self.depot.leases.take(self._settings.search.batch_prompts)), self._store.latest()
 
-    def _deliver(self, groups: list[Group]) -> list[Group]:
+    def _deliver(self, message: Any) -> list[Group]:
+        groups: list[Group] = self._unpack(message)
         for group in groups:
             self.depot.deliver(group)
         return groups
@@ -313,7 +337,7 @@ class Simulation:
         self._published = weights.round
         return weights
 
-    def _draw(self, version: int) -> tuple[Batch, dict[str, Any]] | None:
+    def _draw(self, version: int) -> tuple[Any, dict[str, Any]] | None:
         """None while nothing in the buffer is young enough: then it is asked for again when more is delivered."""
         try:
             draws, found = self.depot.draw(version)
@@ -323,17 +347,23 @@ class Simulation:
             self._in_vain = self.depot.leases.delivered
             return None
         self._drawn += 1
-        return collate(draws, max_tokens=self._settings.trainer.micro_batch_tokens), found
+        return self._pack(collate(draws, max_tokens=self._settings.trainer.micro_batch_tokens)), found
 
     # ---- the others' ----
 
-    def _step(self, batch: Batch, found: dict[str, Any], round_: int) -> dict[str, Any]:
+    def _step(self, message: Any, found: dict[str, Any], round_: int) -> dict[str, Any]:
+        batch: Batch = self._unpack(message)
         return {**self.trainer.step(batch, search_kl=found[m.SEARCH_KL]), **found, m.ROUND: round_}
 
-    def _search(self, searcher: Searcher, leases: list[Lease]) -> list[Group]:
-        return list(searcher.search(leases, run_attempt=self.depot.attempt))
+    def _search(self, searcher: Searches, message: Any) -> Any:
+        leases: list[Lease] = self._unpack(message)
+        return self._pack(list(searcher.search(leases, run_attempt=self.depot.attempt)))
 
 
-def _load(searcher: Searcher, weights: Weights) -> Weights:
+def _same(message: Any) -> Any:
+    return message
+
+
+def _load(searcher: Searches, weights: Weights) -> Weights:
     searcher.adopt(weights)
     return weights

@@ -118,14 +118,14 @@ class WrongWeightsError(RuntimeError):
 
 
 def check_held(published: Weights, held: Tensors, before: Mapping[int, Mapping[str, str]]) -> str:
-    """The digest of `held`, recomputed, which is that of `published`; `before` are digests by version and name.
+    """The digest of `held`, recomputed; `before` are digests by version and name.
 
     Raises:
         WrongWeightsError: a tensor differs, is missing, or is there without having been published.
     """
     own = digests(held)
     if own == published.digests:
-        return published.digest
+        return digest_of(own)
     names = sorted(own.keys() | published.digests.keys())
     odd = [name for name in names if own.get(name) != published.digests.get(name)]
     said = "; ".join(_difference(name, published, held, own, before) for name in odd[:MOST_NAMED])

@@ -31,6 +31,7 @@ from tba.cluster_settings import ShareSettings
 from tba.control import Requests
 from tba.depot import options_of
 from tba.evaluate import Evaluation
+from tba.evaluations import EvaluatorLostError
 from tba.loop import LOOKAHEAD, Ask, Evaluate
 from tba.metrics import Say
 from tba.policy import Policy
@@ -260,8 +261,13 @@ class Cluster:
             return None
 
         def evaluate(tensors: Tensors, version: int, **options: Any) -> Evaluation:
-            limit = self._settings.evaluation.limit_s
-            return self._get(self._evaluator.evaluate.remote(tensors, version, options), "an evaluation", limit)
+            asked = self._evaluator.evaluate.remote(tensors, version, options)
+            try:
+                return ray.get(asked)
+            except RayTaskError as error:
+                raise RunFailedError(f"an evaluation failed: {reason_of(error)}") from error
+            except RayError as error:
+                raise EvaluatorLostError(f"the evaluator died ({reason_of(error)})") from error
 
         return evaluate
 
