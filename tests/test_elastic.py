@@ -95,7 +95,7 @@ def test_searchers_join_and_leave_a_run_under_way(tmp_path: Path, begin: Begin) 
 def test_a_searcher_that_stands_still_is_replaced_and_its_prompts_go_to_another(tmp_path: Path, begin: Begin) -> None:
     folder = tmp_path / "run"
     process = begin(folder, "trainer.steps=80000", "buffer.reuse=1.0", "search.searchers=2", "async.lease_limit_s=2",
-                      "async.max_restarts=0")
+                      "async.max_restarts=1")
     wait_for_steps(process, folder, 8)
     wait_until(process, lambda: all(line["delivered"] for line in told(folder).values()))
     victim = children_named(process.pid, "ray::SearcherProcess")[-1]

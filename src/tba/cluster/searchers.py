@@ -169,8 +169,8 @@ class Searchers:
         self._say("note", {"text": f"{state.name} died ({reason}); {lost} prompts are handed out again"})
         if state.deaths > self._limit:
             raise RunFailedError(
-                f"{state.name} died {state.deaths} times in a row without delivering a group "
-                f"(async.max_restarts = {self._limit}); the last time: {reason}."
+                f"{state.name} died {state.deaths} times in a row, with no group delivered between two of them, and "
+                f"async.max_restarts = {self._limit}; the last time: {reason}."
             )
         state.start_at = now + BACK_OFF_S[min(state.deaths, len(BACK_OFF_S)) - 1]
 
