@@ -16,10 +16,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answer_pairs import BOXED, CASES_GSM8K, CASES_MATH, GSM8K, MATH
+from answer_pairs import BOXED, CASES_GSM8K, CASES_MATH, GSM8K, MATH, MORE_BOXED, MORE_GSM8K
 from tba.rewards.answers import BadGold, Pool, bad_golds, correct, correct_all, final_answer, paper_number, shared_pool
 from tba.rewards.answers.characters import plain, squeeze, tidy
 from tba.rewards.answers.expressions import UnreadableError, parse
@@ -37,7 +37,7 @@ def boxed(answer: str) -> str:
 # ---- pairs with known judgements ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("gold", "completion", "right"), CASES_GSM8K + GSM8K)
+@pytest.mark.parametrize(("gold", "completion", "right"), CASES_GSM8K + GSM8K + MORE_GSM8K)
 def test_gsm8k(gold: str, completion: str, right: bool) -> None:
     assert correct("gsm8k", completion, gold) is right
 
@@ -47,12 +47,14 @@ def test_math(gold: str, completion: str, right: bool) -> None:
     assert correct("math", completion, gold) is right
 
 
-@pytest.mark.parametrize(("gold", "answer", "right"), BOXED)
+@pytest.mark.parametrize(("gold", "answer", "right"), BOXED + MORE_BOXED)
 def test_boxed(gold: str, answer: str, right: bool) -> None:
     assert correct("math", boxed(answer), gold) is right
 
 
-WRONG_BOTH_WAYS = [(gold, answer) for gold, answer, right in BOXED if not right and gold and "frac{a}{b" not in gold]
+WRONG_BOTH_WAYS = [
+    (gold, answer) for gold, answer, right in BOXED + MORE_BOXED if not right and gold and "frac{a}{b" not in gold
+]
 
 
 @pytest.mark.parametrize(("gold", "answer"), WRONG_BOTH_WAYS)
@@ -130,6 +132,7 @@ def test_a_number_too_long_to_calculate_with_is_compared_by_its_digits() -> None
     assert not correct("gsm8k", "#### " + "9" * 1998 + "8", "9" * 1999)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(-(10**30), 10**30), st.integers(0, 6))
 def test_every_dress_of_a_decimal_is_its_value(digits: int, places: int) -> None:
     value = Fraction(digits, 10**places)
@@ -194,6 +197,7 @@ def test_what_is_no_formula_is_refused(text: str) -> None:
 POLYNOMIALS = st.lists(st.integers(-9, 9), min_size=1, max_size=4)
 
 
+@settings(deadline=None, max_examples=50)
 @given(POLYNOMIALS, POLYNOMIALS)
 def test_polynomials_are_equal_when_their_coefficients_are(left: list[int], right: list[int]) -> None:
     """The slow twin: multiply out by hand and compare coefficients."""
@@ -316,6 +320,7 @@ def test_what_is_not_seen_joins_and_what_is_not_text_separates() -> None:
     assert not correct("gsm8k", HOSTILE["half"], "41")
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.text(max_size=60), st.text(alphabet="0123456789.,+-*/^_=<>(){}[]|\\ abx%$!&#:\n", max_size=40))
 def test_any_text_is_right_or_wrong(one: str, other: str) -> None:
     for text in (one, other, f"#### {other}", boxed(other)):
@@ -464,7 +469,8 @@ def test_a_daemonic_process_may_ask_too() -> None:  # case a04
 def test_a_ray_actor_may_ask_too() -> None:  # case a04
     import ray
 
-    ray.init("local", num_cpus=1, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ray.init("local", num_cpus=1, include_dashboard=False, runtime_env={"env_vars": variables})
     try:
         assert ray.get(ray.remote(judge_symbolic).remote())
     finally:
@@ -483,6 +489,7 @@ def test_the_algebra_system_itself(gold: str, answer: str, right: bool) -> None:
 
 def test_checking_numbers_loads_no_algebra_system() -> None:
     heavy = "{'sympy', 'mpmath', 'torch'} & set(sys.modules)"
-    code = f"import sys; from tba.rewards.answers import correct; print(correct('gsm8k', '#### 1,250', '1250'), *{heavy})"
+    call = "correct('gsm8k', '#### 1,250', '1250')"
+    code = f"import sys; from tba.rewards.answers import correct; print({call}, *{heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True"]

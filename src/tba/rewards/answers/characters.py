@@ -91,6 +91,7 @@ def tidy(text: str) -> str:
     if "\\" in text or "~" in text:
         text = text.replace("\\\\", "\x00").replace("\\$", "\x01").replace("\\%", "%").replace("\\#", "#")
         text = _GONE.sub("", text)
+        text = re.sub(r"\{([^{}]{1,40})\\choose(?![a-zA-Z])([^{}]{1,40})\}", r"\\binom{\1}{\2}", text)
         text = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3}(?!\d))", "", text)
         text = _DELIMITERS.sub(" ", _TEXTS.sub(r"\\text", text))
         text = _LETTER_TEXT.sub(r"{\1}", _FONTS.sub("", text))

@@ -97,7 +97,8 @@ def one_number(answer: str) -> Quantity | None:
     found = quantity(text.rstrip(".,;:? "), takes_words=True)
     if found is not None:
         return found
-    text = _GLOSS.sub("", text)
+    bare = _GLOSS.sub("", text)
+    text = bare if re.search(r"\d", bare) else text
     if "=" in text:
         text = text.rsplit("=", 1)[1]
     text = text.strip(" .,;:*?")

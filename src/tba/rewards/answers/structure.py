@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_DEPTH = 8
 """Answers within answers."""
@@ -37,9 +37,10 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of entries."""
+    """Rows of entries; `text` is how it was written."""
 
     rows: tuple[tuple[Node, ...], ...]
+    text: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _matrix(text: str, depth: int) -> Node | None:
     if len(rows) > MAX_ITEMS:
         return None
     cells = tuple(tuple(read(cell, depth) for cell in row.split("&")) for row in rows)
-    return Matrix(cells)
+    return Matrix(cells, text)
 
 
 def _joined(text: str, depth: int) -> Node | None:

@@ -59,7 +59,9 @@ _KINDS = {
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _AS_LETTERS = {"m", "s", "g", "l", "h", "in", "c", "f", "rad", "a"}
 """Units that are variables or words when they stand bare in mathematics."""
-_BEFORE = re.compile(r"(?:(?:US|A|C)?\\\$|US(?=\s*\d)|USD|Rs\.?|INR|EUR|GBP|[€£¥₹₩₽₱])\s*")
+_BEFORE = re.compile(
+    r"(?:(?:US|A|C)?\\\$|US(?=\s*\d)|(?:\\text\{\s*)?(?:USD|Rs\.?|INR|EUR|GBP)(?:\s*\})?|[€£¥₹₩₽₱])\s*"
+)
 _SIGNED_CURRENCY = re.compile(r"([-+])\s*(?=(?:US)?(?:\\\$|[€£¥₹₩₽₱]))")
 _TRAILING = re.compile(
     r"\s*(?P<percent>%|\\text\{\s*%\s*\})$"
@@ -112,7 +114,7 @@ def split_unit(text: str, *, takes_words: bool = False) -> Measure:
     text = _SIGNED_CURRENCY.sub(r"\1", text.strip())
     before = _BEFORE.match(text)
     if before is not None and before.end() < len(text):
-        sign = before[0].strip(" .")
+        sign = re.sub(r"\\text|[{} .]", "", before[0])
         unit, text = _PREFIXED.get(sign, _PREFIXED.get(sign[-1], "")), text[before.end() :]
     for _ in range(4):
         text = text.rstrip(" .,;")

@@ -187,13 +187,14 @@ def _angle(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _factorial(context: Any, value: Any) -> Any:
-    if not context.isint(value) or not 0 <= value <= 100_000:
-        raise NoValueError("the factorial of what is no integer from 0 to 100000 is not calculated")
+    """Between integers the gamma function, so that formulas in n can be compared anywhere."""
+    if value.imag != 0 or abs(value) > 100_000:
+        raise NoValueError("the factorial of what is not real or beyond 100000 is not calculated")
     return context.factorial(value)
 
 
 def _binomial(context: Any, upper: Any, lower: Any) -> Any:
-    if abs(upper) > 10**6 or abs(lower) > 10**6 or not context.isint(lower):
+    if abs(upper) > 10**6 or abs(lower) > 10**6:
         raise NoValueError("a binomial coefficient beyond a million is not calculated")
     return context.binomial(upper, lower)
 
