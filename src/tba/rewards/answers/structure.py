@@ -67,6 +67,7 @@ _SIGNS = re.compile(r"\\(?:leq|geq|neq|in|approx|equiv|implies|Rightarrow|to)(?!
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SHORT = {"\\leq": "<=", "\\geq": ">=", "\\neq": "!=", "\\in": "in", "\\approx": "~", "\\equiv": "==",
           "\\implies": "~", "\\Rightarrow": "~", "\\to": "to"}  # fmt: skip
+_ABSOLUTE = re.compile(r"\|\s*[a-zA-Z]\s*\|")
 _UNEQUAL = re.compile(r"\\(?:leq|geq)(?![a-zA-Z])|[<>]")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _BUILDER = re.compile(r"\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\{R\}|R)\s*)?(?:\\mid|\||:)")
@@ -267,6 +268,9 @@ def _interval(sides: list[str], signs: list[str], depth: int) -> Node | None:
         return Items("tuple", (read(sides[0], depth), read(sides[2], depth)), brackets)
     if len(sides) != 2:
         return None
+    if _ABSOLUTE.fullmatch(sides[0]) and not _has_variable(sides[1]):
+        brackets = "[]" if signs[0] == "<=" else "()"
+        return Items("tuple", (read(f"-({sides[1]})", depth), read(sides[1], depth)), brackets)
     if _SIMPLE_NAME.fullmatch(sides[0]) and not _has_variable(sides[1]):
         return Items("tuple", (Leaf("-" + INFINITE), read(sides[1], depth)), "(" + ("]" if signs[0] == "<=" else ")"))
     if _SIMPLE_NAME.fullmatch(sides[1]) and not _has_variable(sides[0]):
