@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 from tba.records import Completion, Prompt
+from tba.rewards.child import Child, requests
 from tba.rewards.functions import Failure, RewardFunction, Score, score_safely
 
 START_LIMIT_S = 60.0
@@ -50,15 +49,10 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _serve(connection: Connection, function_spec: str) -> None:
-    """Body of the scoring process: one answer per request, until the pipe closes."""
+def serve(connection: Connection, function_spec: str) -> None:
+    """Body of the scoring process: one answer per request."""
     function = load_function(function_spec)
-    connection.send("ready")
-    while True:
-        try:
-            prompt, completions = connection.recv()
-        except EOFError:
-            return
+    for prompt, completions in requests(connection):
         connection.send(score_safely(function, prompt, completions))
 
 
@@ -72,18 +66,16 @@ class TimedScorer:
         """`function_spec` is `module:function` or `file.py:function`; `limit_s` is per call, in seconds."""
         self._spec = function_spec
         self._limit_s = limit_s
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
+        self._child: Child | None = None
         self.replaced = 0
         """Processes that were killed or died."""
 
     def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
         """One outcome per completion, in order."""
-        pipe = self._connect()
+        child = self._start()
         try:
-            pipe.send((prompt, list(completions)))
-            if pipe.poll(self._limit_s):
-                return pipe.recv()
+            return child.ask((prompt, list(completions)), self._limit_s)
+        except TimeoutError:
             failure = Failure(reason="timeout", detail=f"no reward within {self._limit_s:g} s")
         except (EOFError, OSError) as error:
             failure = Failure(reason="raised", detail=f"the scoring process died ({type(error).__name__})")
@@ -91,29 +83,16 @@ class TimedScorer:
         self.replaced += 1
         return [failure] * len(completions)
 
-    def _connect(self) -> Connection:
-        if self._pipe is not None:
-            return self._pipe
-        context: Any = multiprocessing.get_context("spawn")
-        pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._spec), daemon=True)
-        process.start()
-        theirs.close()
-        self._process, self._pipe = process, pipe
-        try:
-            is_ready = pipe.poll(START_LIMIT_S) and pipe.recv() == "ready"
-        except EOFError:
-            is_ready = False
-        if not is_ready:
-            self.close()
-            raise ValueError(f"task.reward = {self._spec!r}: its process did not start within {START_LIMIT_S:g} s.")
-        return pipe
+    def _start(self) -> Child:
+        if self._child is None:
+            self._child = Child("tba.rewards.sandbox:serve", self._spec)
+            if not self._child.is_ready(START_LIMIT_S):
+                self.close()
+                raise ValueError(f"task.reward = {self._spec!r}: its process did not start within {START_LIMIT_S:g} s.")
+        return self._child
 
     def close(self) -> None:
         """Ends the process; the next call starts a new one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
+        if self._child is not None:
+            self._child.close()
+        self._child = None
