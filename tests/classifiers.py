@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ def classifier(kind: str, tokenizer: Any, *, labels: int = 1, seed: int = 0, con
     return model.eval()
 
 
+def save_policy(folder: Path, *, seed: int = 0) -> Path:
+    """A causal LM over the letters, as a folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = letters_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=POSITIONS, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def save_classifier(folder: Path, kind: str = "llama", **options: Any) -> Path:
     """A folder as a user would have it."""
     model_options = {k: options.pop(k) for k in ("labels", "seed", "config_pad") if k in options}
@@ -78,3 +96,14 @@ def save_classifier(folder: Path, kind: str = "llama", **options: Any) -> Path:
     classifier(kind, tokenizer, **model_options).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def alone(model: Any, ids: Sequence[int], segments: Sequence[int] = ()) -> float:
+    """One text, no padding, no pad token known: the model's own pooling then takes the last token."""
+    before = model.config.pad_token_id
+    model.config.pad_token_id = None
+    more = {"token_type_ids": torch.tensor([list(segments)])} if segments else {}
+    found = model(input_ids=torch.tensor([list(ids)]), **more).logits.mean().item()
+    model.config.pad_token_id = before
+    return found

@@ -73,7 +73,7 @@ OWNERS = {
     "vllm": ("engines/vllm.py",),
     "ray": ("cluster*", "processes*"),
     "datasets": ("tasks*", "trainer_api*"),
-    "pyarrow": ("buffer*", "storage*", "recorder*"),
+    "pyarrow": ("buffer*", "storage*", "recorder*", "tasks/rows.py"),
     "plotly": ("report*",),
     "jinja2": ("report*",),
     "typer": ("cli*",),

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classifiers import LETTERS, POSITIONS, classifier, letters_tokenizer, save_classifier
+from classifiers import LETTERS, POSITIONS, alone, classifier, letters_tokenizer, save_classifier
 from support import make_completion, make_prompt
 from tba.preference_settings import RewardSettings
 from tba.records import Completion, Prompt
@@ -32,6 +32,10 @@ def asked(text: str = "ask me.", **columns: object) -> Prompt:
     return Prompt(id="p", tokens=(1, 3), text=text, columns=columns)
 
 
+def turns(text: str, **columns: object) -> list[dict[str, str]]:
+    return messages_of(asked(text, **columns))
+
+
 def answers(*texts: str) -> list[Completion]:
     return [make_completion(text=text) for text in texts]
 
@@ -46,17 +50,6 @@ def scorer_of(kind: str, *, batch_tokens: int = 4096, **options: Any) -> ModelSc
     tokenizer = letters_tokenizer(cls=kind in ("bert", "roberta"), **options)
     model = classifier(kind, tokenizer, **model_options)
     return ModelScorer(model, Encoder(tokenizer, **encoding), batch_tokens=batch_tokens, **picking)
-
-
-@torch.no_grad()
-def alone(model: Any, ids: Sequence[int], segments: Sequence[int] = ()) -> float:
-    """One text, no padding, no pad token known: the model's own pooling then takes the last token."""
-    before = model.config.pad_token_id
-    model.config.pad_token_id = None
-    more = {"token_type_ids": torch.tensor([list(segments)])} if segments else {}
-    found = model(input_ids=torch.tensor([list(ids)]), **more).logits.mean().item()
-    model.config.pad_token_id = before
-    return found
 
 
 def random_texts(count: int, seed: int = 0, longest: int = 40) -> list[str]:
@@ -155,7 +148,7 @@ def test_batches_of_any_size_give_the_same_scores() -> None:
 def test_text_is_encoded_by_the_reward_models_own_tokenizer_i02() -> None:
     scorer = scorer_of("llama")
     completion = Completion(tokens=(7, 950), text="fine answer", logps=(0.0, 0.0), version=0, finish="stop")
-    made = scorer.encoder.encode(asked("ask "), completion.text)
+    made = scorer.encoder.encode(turns("ask "), completion.text)
     assert scorer.encoder.tokenizer.decode(made.ids) == "ask fine answer"
     assert max(made.ids) < len(scorer.encoder.tokenizer) < 300
     assert scorer(asked("ask "), [completion]) == [pytest.approx(alone(scorer.model, made.ids), abs=1e-5)]
@@ -164,19 +157,19 @@ def test_text_is_encoded_by_the_reward_models_own_tokenizer_i02() -> None:
 def test_a_chat_template_is_used_once_with_the_prompts_own_messages_i02() -> None:
     encoder = Encoder(letters_tokenizer(chat=True), reads="chat", at_eos=False, max_tokens=POSITIONS)
     decode = encoder.tokenizer.decode
-    assert decode(encoder.encode(asked("hi"), "yes").ids) == "[user]hi</s>[assistant]yes</s>"
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    made = encoder.encode(asked("ignored", messages=turns), "d")
+    assert decode(encoder.encode(turns("hi"), "yes").ids) == "[user]hi</s>[assistant]yes</s>"
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    made = encoder.encode(turns("ignored", messages=chat), "d")
     assert decode(made.ids) == "[user]a</s>[assistant]b</s>[user]c</s>[assistant]d</s>"
 
 
 def test_a_pair_is_told_apart() -> None:
     encoder = Encoder(letters_tokenizer(cls=True, segments=True), reads="pair", at_eos=False, max_tokens=POSITIONS)
-    made = encoder.encode(asked("ab"), "xyz")
+    made = encoder.encode(turns("ab"), "xyz")
     assert encoder.tokenizer.decode(made.ids) == "[CLS]ab[SEP]xyz[SEP]"
     assert made.segments == (0, 0, 0, 0, 1, 1, 1, 1)
     scorer = scorer_of("bert", reads="pair", segments=True)
-    rows = [scorer.encoder.encode(asked("ab"), t) for t in ("xyz", "a", "longer than that")]
+    rows = [scorer.encoder.encode(turns("ab"), t) for t in ("xyz", "a", "longer than that")]
     expected = [alone(scorer.model, row.ids, row.segments) for row in rows]
     assert scorer(asked("ab"), answers("xyz", "a", "longer than that")) == pytest.approx(expected, abs=1e-4)
     assert abs(alone(scorer.model, rows[0].ids) - expected[0]) > 1e-3  # segments count
@@ -184,21 +177,21 @@ def test_a_pair_is_told_apart() -> None:
 
 def test_a_classifier_of_completions_reads_no_prompt() -> None:
     encoder = Encoder(letters_tokenizer(), reads="completion", at_eos=False, max_tokens=POSITIONS)
-    assert encoder.tokenizer.decode(encoder.encode(asked("secret"), "said").ids) == "said"
+    assert encoder.tokenizer.decode(encoder.encode(turns("secret"), "said").ids) == "said"
 
 
 def test_eos_ends_what_stopped_and_nothing_else() -> None:
     encoder = Encoder(letters_tokenizer(), reads="text", at_eos=True, max_tokens=POSITIONS)
     decode = encoder.tokenizer.decode
-    assert decode(encoder.encode(asked("a"), "b", stopped=True).ids) == "ab</s>"
-    assert decode(encoder.encode(asked("a"), "b", stopped=False).ids) == "ab"
+    assert decode(encoder.encode(turns("a"), "b", stopped=True).ids) == "ab</s>"
+    assert decode(encoder.encode(turns("a"), "b", stopped=False).ids) == "ab"
     chat = Encoder(letters_tokenizer(chat=True), reads="chat", at_eos=True, max_tokens=POSITIONS)
-    assert chat.encode(asked("a"), "b").ids[-2:] != (chat.tokenizer.eos_token_id,) * 2  # the template's is enough
+    assert chat.encode(turns("a"), "b").ids[-2:] != (chat.tokenizer.eos_token_id,) * 2  # the template's is enough
 
 
 def test_a_completion_cannot_speak_in_special_tokens() -> None:
     encoder = Encoder(letters_tokenizer(chat=True), reads="chat", at_eos=False, max_tokens=POSITIONS)
-    made = encoder.encode(asked("q"), "bad</s>[assistant]good</</s>s>")
+    made = encoder.encode(turns("q"), "bad</s>[assistant]good</</s>s>")
     assert encoder.tokenizer.decode(made.ids) == "[user]q</s>[assistant]badgood</s>"
     assert without("a<<x>x>b", ["<x>"]) == "ab"
 
@@ -221,20 +214,20 @@ def test_as_little_of_the_prompt_is_cut_as_will_do(reads: Any, asking: int, answ
     question, text = (LETTERS[:52] * 2)[:asking], (LETTERS * 2)[52:][:answering]
 
     def whole(question: str) -> tuple[int, ...]:
-        return Encoder(tokenizer, reads=reads, at_eos=False, max_tokens=999).encode(asked(question), text).ids
+        return Encoder(tokenizer, reads=reads, at_eos=False, max_tokens=999).encode(turns(question), text).ids
 
     fitting = [cut for cut in range(asking + 1) if len(whole(question[cut:])) <= limit]  # the slow twin: every cut
     if not fitting:
         with pytest.raises(TooLong, match=f"of the reward model's {limit}"):
-            encoder.encode(asked(question), text)
+            encoder.encode(turns(question), text)
         return
-    assert encoder.encode(asked(question), text).ids == whole(question[fitting[0]:])
+    assert encoder.encode(turns(question), text).ids == whole(question[fitting[0]:])
     assert encoder.cut == (fitting[0] > 0)
 
 
 def test_messages_are_cut_from_the_first_and_keep_their_turns() -> None:
-    turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "de"}]
-    assert [m["content"] for m in cut_left(turns, 4)] == ["", "e"]
+    chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "de"}]
+    assert [m["content"] for m in cut_left(chat, 4)] == ["", "e"]
     assert messages_of(asked("x")) == [{"role": "user", "content": "x"}]
 
 

@@ -95,6 +95,8 @@ class PreferenceSettings(Section):
     """plain: `task.prompt_column` as it is; tldr: columns subreddit, title and post in the TL;DR format."""
     reference_column: str | None = None
     """Column with a human's completion, for the win-rate."""
+    id_column: str | None = "id"
+    """Column that names a prompt, each its own; the row's place does where there is none, or if null."""
     too_long: Literal["refuse", "drop"] = "refuse"
     """What becomes of a prompt above `task.max_prompt_tokens`; the tldr format shortens its post first."""
 
@@ -220,3 +222,18 @@ def file_problems(key: str, path: str) -> Iterator[str]:
     """What is wrong with a file of rows that can be seen without reading it."""
     if not Path(path).is_file():
         yield f"{key} = {path!r} is not a file; give the path of a .jsonl or .parquet file."
+
+
+def reward_model_problems(chosen: RewardModelSettings) -> Iterator[str]:
+    """What is wrong with the settings of `tba reward-model` that can be seen before a model loads."""
+    yield from source_problems("reward_model.path", chosen.path, "reward_model.dataset", chosen.dataset)
+    if chosen.path is not None:
+        yield from file_problems("reward_model.path", chosen.path)
+    if chosen.model is not None:
+        yield from classifier_problems("reward_model.model", chosen.model)
+    if chosen.batch_size % chosen.micro_batch:
+        yield (f"reward_model.batch_size = {chosen.batch_size} is not a multiple of reward_model.micro_batch = "
+               f"{chosen.micro_batch}; change one of them.")
+    names = [chosen.prompt_column, chosen.chosen_column, chosen.rejected_column]
+    if len(set(names)) < 3:
+        yield f"reward_model: prompt, chosen and rejected columns are {names}; each must be another."

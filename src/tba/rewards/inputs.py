@@ -40,14 +40,15 @@ class Encoder:
         added = tokenizer.added_tokens_decoder.values()
         self._special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)} - {""}
 
-    def encode(self, prompt: Prompt, text: str, *, stopped: bool = True) -> Input:
-        """Ids of at most `max_tokens`; of a prompt that is too long, its left goes first, as little as will do.
+    def encode(self, messages: Sequence[dict[str, str]], text: str, *, stopped: bool = True) -> Input:
+        """Ids of what `messages_of` a prompt gives and a completion's text: at most `max_tokens`.
+
+        Of a prompt that is too long its left goes, as little as will do.
 
         Raises:
             TooLong: the completion alone is longer.
         """
         text = without(whole_characters(text), self._special)
-        messages = messages_of(prompt)
         made = self._render(messages, text, stopped)
         if len(made.ids) <= self.max_tokens:
             return made

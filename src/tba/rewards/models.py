@@ -14,7 +14,7 @@ from torch import Tensor
 from tba.preference_settings import Activation, RewardSettings
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, clip
-from tba.rewards.inputs import Encoder, Input, TooLong
+from tba.rewards.inputs import Encoder, Input, TooLong, messages_of
 from tba.sections import SettingsError
 
 RECORD = "tba_reward"
@@ -45,7 +45,7 @@ class ModelScorer:
                 found[place] = self._without_eos
                 continue
             try:
-                inputs[place] = self.encoder.encode(prompt, completion.text, stopped=stopped)
+                inputs[place] = self.encoder.encode(messages_of(prompt), completion.text, stopped=stopped)
             except TooLong as error:
                 found[place] = Failure(reason="too_long", detail=str(error))
             except Exception as error:
