@@ -145,7 +145,7 @@ def test_a_rule_is_learnt_reported_and_scored_as_trained(
     assert cli.main(["reward-model", recipe(tmp_path, model), "--run", str(run), "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out.splitlines()[-1])
-    assert json.loads((run / "reward_model.json").read_text("utf-8")).items() <= report.items()
+    assert json.loads((run / "pairs.json").read_text("utf-8")).items() <= report.items()
     assert (report["pairs"], report["held_out"]) == (320, 80)
     assert report["new_weights"] == (["score.weight"] if start == "causal" else [])
     final = report["final"]

@@ -115,7 +115,7 @@ def reward_model(words: Words = None, run: RunOption = None, as_json: AsJson = F
     directory = run or default_run_directory(recipe)
     settings = checked(recipe, overrides, directory)
     report = finite(jobs.train_reward_model(settings, directory / "final", _to_stderr))
-    (directory / "reward_model.json").write_text(json.dumps(report, indent=1, allow_nan=False), "utf-8")
+    (directory / "pairs.json").write_text(json.dumps(report, indent=1, allow_nan=False), "utf-8")
     table = {name: str(value) for name, value in report["final"].items() if name != "reliability"}
     _print_table(table, to_stderr=as_json)
     if as_json:
