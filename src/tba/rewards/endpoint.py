@@ -142,13 +142,13 @@ class EndpointScorer:
         limit_s, started = self._reward.limit_s, time.monotonic()
         kind = http.client.HTTPSConnection if self._is_secret else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=limit_s)
-        held: list[socket.socket] = []
-        watch = threading.Timer(limit_s, _hang_up, [held])
-        watch.daemon = True
+        watch: threading.Timer | None = None
         try:
             connection.connect()
-            held.append(connection.sock)  # which the connection forgets while the reply is still being read
             # The socket's own limit holds for each read; a server that sends a byte now and then outlasts it.
+            left_s = max(0.0, limit_s - (time.monotonic() - started))
+            watch = threading.Timer(left_s, _hang_up, [connection.sock])
+            watch.daemon = True
             watch.start()
             connection.request("POST", self._path, body=body, headers=self._headers)
             with connection.getresponse() as answer:
@@ -160,7 +160,8 @@ class EndpointScorer:
                 raise CallFailed("timeout", f"no reply within {limit_s:g} s", may_pass=True) from error
             raise CallFailed("unreachable", f"{type(error).__name__}: {error}", may_pass=True) from error
         finally:
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
             connection.close()
         if time.monotonic() - started >= limit_s:  # what was read may be cut
             raise CallFailed("timeout", f"no whole reply within {limit_s:g} s", may_pass=True)
@@ -173,13 +174,12 @@ class EndpointScorer:
             self.failed_calls[reason] += 1
 
 
-def _hang_up(held: list[socket.socket]) -> None:
-    """Ends whatever a thread is reading from or writing to the sockets."""
-    for one in held:
-        try:
-            one.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it is closed already
+def _hang_up(held: socket.socket) -> None:
+    """Ends whatever a thread is reading from or writing to the socket."""
+    try:
+        held.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is closed already
 
 
 def request_of(reward: RewardSettings, prompt: Prompt, completion: Completion) -> dict[str, Any]:
