@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
+from classifiers import save_classifier
 from support import STOP, make_completion, make_prompt, make_settings
 from tba.assembly import as_completion
 from tba.catalog import TASKS
 from tba.policy import Policy, character_tokenizer, load_policy
+from tba.preference_settings import PreferenceSettings, RewardSettings
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
 from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
 from tba.sft import demonstrations_of, learning_rate_at, sft
 from tba.tasks.arithmetic import Arithmetic, solve
 from tba.tasks.enumerable import Enumerable, log_target
+from tba.tasks.preference import Preference
 from tba.tasks.protocol import Task, check_gold, check_ids_unique, fingerprint, make_task, outcomes
 
 TINY = ArchitectureSettings(layers=1, width=8, heads=2, positions=32)
@@ -47,8 +50,23 @@ def custom(folder: Path) -> TaskSettings:
     )
 
 
+def preference(folder: Path) -> TaskSettings:
+    rows = [{"prompt": text, "summary": "a"} for text in ("a", "b", "ab", "ba", "aab", "abb")]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    model = str(save_classifier(folder / "scorer"))
+    return TaskSettings(
+        name="preference", path=str(folder / "rows.jsonl"), rewards=(RewardSettings(model=model, weight=0.3),),
+        preference=PreferenceSettings(reference_column="summary"), held_out=2,
+    )
+
+
+def close_to(found: Sequence[Any]) -> list[Any]:
+    """The rewards; a classifier's are the same to 1e-4, whatever is read beside them."""
+    return [pytest.approx(score.reward, abs=1e-4) for score in found]
+
+
 MAKERS: dict[str, Callable[[Path], TaskSettings]] = {
-    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom
+    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "preference": preference
 }  # fmt: skip
 
 
@@ -133,8 +151,13 @@ def test_the_reward_depends_on_prompt_and_completion_alone(task: Task, policy: P
     assert all(isinstance(o, Score) for o in first)
     outcomes(task, other, completions)
     assert outcomes(task, one, completions) == first
-    assert outcomes(task, one, completions[::-1]) == first[::-1]
-    assert [outcomes(task, one, [c])[0] for c in completions] == first
+    reverse, singly = outcomes(task, one, completions[::-1]), [outcomes(task, one, [c])[0] for c in completions]
+    if isinstance(task, Preference):
+        assert [s.reward for s in reverse] == close_to(first[::-1])  # type: ignore[union-attr]
+        assert [s.reward for s in singly] == close_to(first)  # type: ignore[union-attr]
+    else:
+        assert reverse == first[::-1]
+        assert singly == first
 
 
 def test_the_task_is_a_function_of_its_settings(settings: TaskSettings, task: Task, policy: Policy) -> None:
@@ -152,7 +175,8 @@ HOSTILE = ["", "\n", "\n\n", "1e999", "9" * 5000, "\x00", "\ud800", "<script>", 
 def test_no_text_breaks_the_scorer(task: Task, policy: Policy, text: str) -> None:
     prompt = task.prompts(policy.encode)[0]
     (found,) = outcomes(task, prompt, [make_completion(text=text)])
-    assert isinstance(found, Score)
+    is_too_long = isinstance(task, Preference) and len(text) == 5000  # for its model; and that is recorded
+    assert found.reason == "too_long" if isinstance(found, Failure) else not is_too_long
 
 
 # ---- arithmetic ---------------------------------------------------------------------------------

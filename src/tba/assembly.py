@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tba.catalog import ENGINES, OBJECTIVES, make, reads
+from tba.comparison import Compares
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
@@ -134,8 +135,9 @@ def make_exploration(settings: Settings) -> Exploration:
 
 def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> Evaluator:
     """An evaluator with its own copies of policy and reference; `policy` is the start policy."""
-    own = policy.frozen_copy()
+    own, reference = policy.frozen_copy(), policy.without_adapter()
     return Evaluator(
-        policy=own, engine=make_engine(settings, own), reference=policy.without_adapter(), task=questions.task,
+        policy=own, engine=make_engine(settings, own), reference=reference, task=questions.task,
         prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
+        reference_engine=make_engine(settings, reference) if isinstance(questions.task, Compares) else None,
     )

@@ -108,6 +108,20 @@ def sft(words: Words = None, run: RunOption = None, as_json: AsJson = False) -> 
         print(json.dumps({"status": "done", "run": str(directory), "final": found}, allow_nan=False))
 
 
+@app.command("reward-model")
+def reward_model(words: Words = None, run: RunOption = None, as_json: AsJson = False) -> None:
+    """Train a reward model from a recipe's preference pairs; says how well it knows held-out ones."""
+    recipe, overrides = split_words(words or [])
+    directory = run or default_run_directory(recipe)
+    settings = checked(recipe, overrides, directory)
+    report = finite(jobs.train_reward_model(settings, directory / "final", _to_stderr))
+    (directory / "pairs.json").write_text(json.dumps(report, indent=1, allow_nan=False), "utf-8")
+    table = {name: str(value) for name, value in report["final"].items() if name != "reliability"}
+    _print_table(table, to_stderr=as_json)
+    if as_json:
+        print(json.dumps({"status": "done", "run": str(directory), **report}, allow_nan=False))
+
+
 @app.command()
 def check(words: Words = None) -> None:
     """Refuse what can be refused before a model loads; print the batch and memory arithmetic."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tba import metrics as m
+from tba.comparison import Compares, Comparison
 from tba.engines.protocol import Engine, Sampling
 from tba.leases import completion_seed
 from tba.policy import Policy
@@ -42,11 +43,17 @@ class Evaluator:
 
     def __init__(
         self, *, policy: Policy, engine: Engine, reference: Policy, task: Task, prompts: Sequence[Prompt],
-        max_new_tokens: int, seed: int,
+        max_new_tokens: int, seed: int, reference_engine: Engine | None = None,
     ) -> None:
-        """`engine` samples with `policy`, so that weights loaded into one are in the other."""
+        """`engine` samples with `policy`, so that weights loaded into one are in the other.
+
+        `reference_engine` samples with `reference`; only tasks that compare completions with humans' use it.
+        """
         self._policy, self._engine, self._reference, self._task = policy, engine, reference, task
         self._prompts, self._max_new_tokens, self._seed = prompts, max_new_tokens, seed
+        self._comparison = Comparison(
+            task, reference, reference_engine, max_new_tokens=max_new_tokens, seed=seed
+        ) if isinstance(task, Compares) else None
 
     def evaluate(
         self, tensors: Tensors, version: int, *, prompts: int, samples: int, beta: float, greedy: bool = True
@@ -63,6 +70,9 @@ class Evaluator:
         if greedy:
             likely = self._score(chosen, 1, 0.0)
             found[m.PASS_1_GREEDY] = m.mean(float(_is_right(s)) for _, scores in likely for s in scores)
+            if self._comparison is not None:
+                found |= self._comparison.greedy(chosen, likely)
+                found |= self._comparison.reverse_kl(chosen, self._policy, samples)
         if isinstance(self._task, Enumerable) and beta > 0:  # without KL there is no such target
             found |= self._distance(self._task, beta)
         shown = [_show(version, p, c, s) for p, (c, s) in zip(chosen[:SHOWN], sampled, strict=False)]
@@ -95,6 +105,7 @@ class Evaluator:
         }
         return {
             m.PASS_1: m.mean(right / samples for right in rights), **(several if samples > 1 else {}),
+            **({} if self._comparison is None else self._comparison.sampled(prompts, sampled, ref_logps)),
             m.SAMPLES: samples, m.PROMPTS: len(prompts),
             m.EVAL_REWARD: m.mean(rewards), m.EVAL_UNSCORED: len(flat) - len(rewards),
             m.EVAL_KL: m.mean(c.logp - r for c, r in zip(flat, ref_logps, strict=True)),

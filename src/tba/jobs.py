@@ -12,6 +12,7 @@ from typing import Any
 from tba import catalog, checkpoint
 from tba.leases import Pace
 from tba.metrics import finite
+from tba.preference_settings import reward_model_problems
 from tba.reading import check_settings, read_settings
 from tba.records import visible
 from tba.settings import Settings, SettingsError
@@ -93,6 +94,20 @@ def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     )
     policy.save(folder)
     return found.metrics
+
+
+def train_reward_model(settings: Settings, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """Trains the recipe's reward model from preference pairs into `folder`; returns its report.
+
+    Raises:
+        SettingsError: the settings of `reward_model`, its pairs or its model cannot be used.
+    """
+    problems = list(reward_model_problems(settings.reward_model))
+    if problems:
+        raise SettingsError(problems)
+    from tba import reward_model
+
+    return reward_model.train_reward_model(settings, folder, say)
 
 
 def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:

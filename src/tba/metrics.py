@@ -100,6 +100,31 @@ EVAL_ENTROPY = _declare("entropy", "nats per completion", "mean minus log-prob o
 EVAL_LENGTH = _declare("length", "tokens", "mean completion length")
 DISTINCT = _declare("distinct", "1", "share of distinct ones among several completions of a prompt, mean over prompts")
 EVAL_UNSCORED = _declare("unscored", "completions", "completions of this evaluation that no reward could be given to")
+WIN_RATE = _declare("win_rate", "1", "share of sampled completions that score strictly higher than the human's of the "
+                    "same prompt (preference)")
+WIN_LOW = _declare("win_rate_low", "1", "lower end of the 95 % Wilson interval of `win_rate`, completions taken as "
+                   "independent of each other")
+WIN_HIGH = _declare("win_rate_high", "1", "upper end of the 95 % Wilson interval of `win_rate`")
+WIN_TIES = _declare("win_ties", "completions", "sampled completions that score as the human's; a tie is no win")
+WIN_RATE_GREEDY = _declare("win_rate_greedy", "1", "`win_rate` of the most likely ids, token by token")
+EVAL_KL_ERROR = _declare("kl_error", "nats per completion", "standard error of `kl`, a prompt's completions taken as "
+                         "one draw (preference)")
+KL_REVERSE = _declare("kl_reverse", "nats per completion",
+                      "KL of the reference to the policy: mean log reference minus log policy of completions that the "
+                      "reference samples")
+KL_REVERSE_ERROR = _declare("kl_reverse_error", "nats per completion", "standard error of `kl_reverse`")
+PERPLEXITY = _declare("perplexity", "1", "exp of the mean negative log-prob per completion token of the greedy "
+                      "completions, under the reference at temperature 1, over all of them together")
+PERPLEXITY_DILUTED = _declare("perplexity_diluted", "1", "the paper's: mean over greedy completions of exp(negative "
+                              "log-prob of the completion / tokens of prompt and completion)")
+DISTINCT_1 = _declare("distinct_1", "1", "share of distinct ids among all ids of the sampled completions")
+DISTINCT_2 = _declare("distinct_2", "1", "share of distinct pairs among all pairs of neighbouring ids, the same way")
+PAIR_ACCURACY = _declare("pair_accuracy", "1", "share of held-out pairs whose preferred completion scores strictly "
+                         "higher (tba reward-model)")
+PAIR_TIES = _declare("pair_ties", "pairs", "held-out pairs whose completions score the same")
+PAIR_LOSS = _declare("pair_loss", "nats per pair", "mean -log sigmoid(margin) of held-out pairs")
+PAIR_ECE = _declare("pair_ece", "1", "expected calibration error: mean over held-out pairs of their bin's gap between "
+                    "accuracy and confidence")
 TV = _declare("tv", "1", "total variation to the exact target, mean over prompts (enumerable tasks)")
 TARGET_KL = _declare("kl_to_target", "nats", "KL from policy to exact target, mean over prompts (enumerable tasks)")
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -176,6 +176,9 @@ def _sections(tree: type[Section] = Settings, above: str = "") -> dict[str, type
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             place = f"{above}{info.alias or name}"
             found |= {place: info.annotation, **_sections(info.annotation, f"{place}.")}
+        for item in get_args(info.annotation):  # the branches of a list
+            if isinstance(item, type) and issubclass(item, Section):
+                found[f"{above}{info.alias or name}"] = item
     return found
 
 
@@ -195,7 +198,7 @@ def _explain_unknown(place: str) -> str:
     *parents, key = place.split(".")
     sections = _sections()
     names = [i.alias or n for n, i in Settings.model_fields.items()]
-    branch = sections.get(".".join(parents), RangeSettings)
+    branch = sections.get(".".join(p for p in parents if not p.isdigit()), RangeSettings)
     here = list(branch.model_fields) if parents else names
     close = difflib.get_close_matches(key.replace("-", "_"), here, n=1, cutoff=0.6)
     if close:

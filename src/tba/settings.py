@@ -12,6 +12,12 @@ from pydantic import Field, model_validator
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems
+from tba.preference_settings import (
+    PreferenceSettings,
+    RewardModelSettings,
+    RewardSettings,
+    preference_problems,
+)
 from tba.sections import (
     Fraction,
     LoraSettings,
@@ -44,7 +50,7 @@ class TaskSettings(Section):
     """What is asked, and how answers are scored."""
 
     name: str = "arithmetic"
-    """A built-in task: arithmetic, enumerable or custom."""
+    """A built-in task: arithmetic, enumerable, custom or preference."""
     seed: int = 0
     """Seed of generated problems; also of their split into training and held-out ones."""
     held_out: NonNegativeInt = 500
@@ -65,13 +71,16 @@ class TaskSettings(Section):
     reward_scale: PositiveFloat = 1.0
     """enumerable: standard deviation of the reward over completions (kind random), or the reward of a mode."""
     path: str | None = None
-    """custom: JSONL file of prompts, one object a line."""
+    """custom, preference: JSONL file of prompts, one object a line; preference also takes Parquet."""
     held_out_path: str | None = None
-    """custom: JSONL file of held-out prompts; without it the last `held_out` rows of `path`."""
+    """custom, preference: file of held-out prompts; without it the last `held_out` rows of `path`."""
     prompt_column: str = "prompt"
-    """custom: column with the prompt, a string or a list of chat messages."""
+    """custom, preference: column with the prompt, a string or a list of chat messages."""
     reward: str | None = None
     """custom: the reward function, `module:function` or `file.py:function`."""
+    rewards: tuple[RewardSettings, ...] = Field(default=(), strict=False)
+    """preference: scorers whose weighted sum is the reward: see docs/preference.md."""
+    preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
 
 
 class PolicySettings(Section):
@@ -231,6 +240,7 @@ class Settings(Section):
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
     sft: SftSettings = Field(default_factory=SftSettings)
+    reward_model: RewardModelSettings = Field(default_factory=RewardModelSettings)
 
     @model_validator(mode="after")
     def _holds_together(self) -> Settings:
@@ -419,6 +429,8 @@ def _task_problems(s: Settings) -> Iterator[str]:
         yield from catalog.enumerable_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
+    if s.task.name == "preference":
+        yield from preference_problems(s.task)
 
 
 def _custom_task_problems(task: TaskSettings) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Scores for completions: users' functions, the scoring boundary, timed scoring."""
+"""Scores for completions: functions, reward models, endpoints, the boundary, timed scoring."""

@@ -30,7 +30,8 @@ class Failure:
     """Why a completion has no reward."""
 
     reason: str
-    """`raised`, `timeout`, `none`, `non_finite`, `wrong_type` or `wrong_length`."""
+    """`raised`, `timeout`, `none`, `non_finite`, `wrong_type` or `wrong_length`; of a reward model `too_long`; of an
+    endpoint `unreachable`, `refused`, `overloaded` or `bad_reply`."""
     detail: str = ""
 
 

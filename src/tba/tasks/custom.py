@@ -84,7 +84,7 @@ class Custom:
         del prompt
 
 
-def read_rows(path: Path, column: str) -> list[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, column: str, setting: str = "task.prompt_column") -> list[tuple[str, dict[str, Any]]]:
     """(file:line, row) of every non-blank line of a JSONL file; a byte-order mark is skipped.
 
     Raises:
@@ -105,7 +105,7 @@ def read_rows(path: Path, column: str) -> list[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             problems.append(f"{place} (line {number}) is not JSON: {error}.")
             continue
-        wrong = _row_problem(row, column)
+        wrong = _row_problem(row, column, setting)
         if wrong:
             problems.append(f"{place} (line {number}) {wrong}")
         else:
@@ -115,11 +115,11 @@ def read_rows(path: Path, column: str) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-def _row_problem(row: Any, column: str) -> str:
+def _row_problem(row: Any, column: str, setting: str) -> str:
     if not isinstance(row, dict):
         return f"holds a {type(row).__name__}; it must hold an object of columns."
     if column not in row:
-        return f"has no column {column!r}, only {', '.join(map(repr, row))}; set task.prompt_column to the right one."
+        return f"has no column {column!r}, only {', '.join(map(repr, row))}; set {setting} to the right one."
     asked = row[column]
     try:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
@@ -127,7 +127,13 @@ def _row_problem(row: Any, column: str) -> str:
         return "holds half of a surrogate pair, which is no text; write the whole character."
     if isinstance(asked, str):
         return "" if asked else f"has an empty {column!r}."
-    is_chat = isinstance(asked, list) and bool(asked) and all(
+    if is_chat(asked):
+        return ""
+    return f"has a {column!r} that is neither text nor a list of messages with role and content."
+
+
+def is_chat(asked: Any) -> bool:
+    """Whether it is a list of messages with role and content, one at least."""
+    return isinstance(asked, list) and bool(asked) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked
     )
-    return "" if is_chat else f"has a {column!r} that is neither text nor a list of messages with role and content."

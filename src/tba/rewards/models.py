@@ -1,0 +1,236 @@
+"""Reward models: sequence classifiers that score prompt and completion, whatever the padding."""
+
+# Shape legend: N texts, T positions, L labels.
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tba.preference_settings import Activation, RewardSettings
+from tba.records import Completion, Prompt
+from tba.rewards.functions import Failure, clip
+from tba.rewards.inputs import Encoder, Input, TooLong, messages_of
+from tba.sections import SettingsError
+
+RECORD = "tba_reward"
+"""Key of a model's config under which its training has left how it reads: {"reads": ..., "at_eos": ...}."""
+NO_LIMIT = 1 << 20
+"""Tokens that no model is asked to read at once; what tokenizers name beyond is no limit."""
+
+
+class ModelScorer:
+    """Scores completions with a sequence classifier; batching and padding change no score."""
+
+    def __init__(
+        self, model: Any, encoder: Encoder, *, index: int | None, activation: Activation, batch_tokens: int,
+        without_eos: float | None = None,
+    ) -> None:
+        """`index` is the label that counts, None the mean over labels; `without_eos` scores what did not stop."""
+        self.model, self.encoder = model, encoder
+        self._index, self._batch_tokens, self._without_eos = index, batch_tokens, without_eos
+        self._activation: Activation = activation
+
+    def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[float | Failure]:
+        """One score per completion, in order: units of the model's logits, or what `activation` makes of them."""
+        found: list[float | Failure] = [0.0] * len(completions)
+        inputs: dict[int, Input] = {}
+        for place, completion in enumerate(completions):
+            stopped = completion.finish == "stop"
+            if not stopped and self._without_eos is not None:
+                found[place] = self._without_eos
+                continue
+            try:
+                inputs[place] = self.encoder.encode(messages_of(prompt), completion.text, stopped=stopped)
+            except TooLong as error:
+                found[place] = Failure(reason="too_long", detail=str(error))
+            except Exception as error:
+                # A tokenizer or a template may choke on one text; its siblings are scored.
+                found[place] = Failure(reason="raised", detail=clip(f"{type(error).__name__}: {error}"))
+        for place, score in zip(inputs, self.scores(list(inputs.values())), strict=True):
+            found[place] = score
+        return found
+
+    @torch.inference_mode()
+    def scores(self, inputs: Sequence[Input]) -> list[float]:
+        """One score per input, in order."""
+        found = [0.0] * len(inputs)
+        for places in batches([len(i.ids) for i in inputs], self._batch_tokens):
+            logits_NL = end_logits(self.model, **padded([inputs[p] for p in places], self.encoder.tokenizer))
+            picked_N = picked(logits_NL.float(), self._index, self._activation)
+            for place, score in zip(places, picked_N.tolist(), strict=True):
+                found[place] = score
+        return found
+
+
+def batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
+    """Places of texts that are read together: longest first, padded to at most `most_tokens`, one at least."""
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda p: (-lengths[p], p)):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > most_tokens:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def padded(inputs: Sequence[Input], tokenizer: Any) -> dict[str, Tensor]:
+    """A batch padded on the right. Masks come from lengths, so that any id may pad, EOS too."""
+    width = max(len(i.ids) for i in inputs)
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    made = {
+        "input_ids": torch.tensor([[*i.ids, *[pad] * (width - len(i.ids))] for i in inputs]),
+        "attention_mask": torch.tensor([[1] * len(i.ids) + [0] * (width - len(i.ids)) for i in inputs]),
+    }
+    if inputs[0].segments:
+        made["token_type_ids"] = torch.tensor([[*i.segments, *[0] * (width - len(i.ids))] for i in inputs])
+    return made
+
+
+def last_attended(attention_mask: Tensor) -> Tensor:
+    """[N] place of each row's last attended token, whichever side the padding is on; ids play no part.
+
+    `[1, 1, 0]` gives 1, `[0, 1, 1]` gives 2.
+    """
+    width = attention_mask.shape[1]
+    return width - 1 - attention_mask.flip(1).argmax(1)
+
+
+def end_logits(model: Any, input_ids: Tensor, attention_mask: Tensor, **more: Tensor) -> Tensor:
+    """[N, L] logits of each text. Of a decoder they are read at the last attended token.
+
+    The model's own pooling looks for the last id that is not the pad token's: where EOS pads, or no pad token is
+    known, that is another token than the last one. Models whose score head is no linear layer per token (encoders,
+    encoder-decoders) pool by themselves, by the mask.
+    """
+    input_ids, attention_mask = input_ids.to(model.device), attention_mask.to(model.device)
+    more = {name: tensor.to(model.device) for name, tensor in more.items()}
+    head = token_head(model)
+    if head is None:
+        return model(input_ids=input_ids, attention_mask=attention_mask, **more).logits
+    if "position_ids" in inspect.signature(model.base_model.forward).parameters:
+        more["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    more.pop("token_type_ids", None)
+    hidden_NTD = model.base_model(input_ids=input_ids, attention_mask=attention_mask, **more)[0]
+    rows_N = torch.arange(len(input_ids), device=hidden_NTD.device)
+    return head(hidden_NTD[rows_N, last_attended(attention_mask)])
+
+
+def token_head(model: Any) -> torch.nn.Linear | None:
+    """The head of a decoder, which scores every token; None if the model has no such head."""
+    head = getattr(model, "score", None)
+    return head if isinstance(head, torch.nn.Linear) and not model.config.is_encoder_decoder else None
+
+
+def picked(logits_NL: Tensor, index: int | None, activation: Activation) -> Tensor:
+    """[N] the activated logit of label `index`, or the mean over labels."""
+    activate = {
+        "none": lambda x: x, "sigmoid": torch.sigmoid, "softmax": lambda x: x.softmax(-1),
+        "log_softmax": lambda x: x.log_softmax(-1),
+    }[activation]
+    scores_NL = activate(logits_NL)
+    return scores_NL.mean(-1) if index is None else scores_NL[:, index]
+
+
+# ---- loading ------------------------------------------------------------------------------------------
+
+
+def load_scorer(reward: RewardSettings, place: str = "task.rewards.0") -> ModelScorer:
+    """The scorer of the settings of one reward model, found at `place` of the tree.
+
+    Raises:
+        SettingsError: the model cannot be loaded, or is not as the settings say.
+    """
+    model, tokenizer, missing = load_classifier(str(reward.model), f"{place}.model", reward.dtype)
+    if missing:
+        raise SettingsError([
+            f"{place}.model = {reward.model!r} has no trained weights for {', '.join(sorted(missing)[:3])}: it is no "
+            f"finished reward model; give one, or train it with tba reward-model."
+        ])
+    reads, at_eos = reading_of(model, tokenizer, reward.reads, reward.at_eos)
+    problems = [*_problems(reward, place, model, tokenizer, reads, at_eos)]
+    device = device_of(reward.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        problems.append(f"{place}.device = {reward.device!r} is not there: {torch.cuda.device_count()} CUDA devices "
+                        f"are visible; set it to cpu or auto.")
+    if problems:
+        raise SettingsError(problems)
+    longest = min(longest_of(model, tokenizer), reward.max_tokens or NO_LIMIT)
+    return ModelScorer(
+        model.to(device), Encoder(tokenizer, reads=reads, at_eos=at_eos, max_tokens=longest), index=reward.index,
+        activation=reward.activation, batch_tokens=reward.batch_tokens, without_eos=reward.without_eos,
+    )
+
+
+def load_classifier(where: str, place: str, dtype: str = "float32", labels: int | None = None) -> Any:
+    """(model in eval mode, tokenizer, names of weights that the files lack) of a folder or a Hugging Face id.
+
+    Raises:
+        SettingsError: it cannot be loaded, not from safetensors, or not without running its own code.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    more = {} if labels is None else {"num_labels": labels}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is missing is returned, and said by who asked
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            where, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False,
+            output_loading_info=True, **more,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise SettingsError([f"{place} = {where!r} cannot be loaded: {type(error).__name__}: {reason}"]) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    model.config.use_cache = False
+    return model.eval().requires_grad_(False), tokenizer, info["missing_keys"]
+
+
+def reading_of(model: Any, tokenizer: Any, reads: str, at_eos: bool | None) -> tuple[Any, bool]:
+    """How the model reads: as asked, else as its folder says, else by chat template if it has one, without EOS."""
+    said = getattr(model.config, RECORD, None) or {}
+    if reads == "auto":
+        reads = said.get("reads") or ("chat" if tokenizer.chat_template else "text")
+    return reads, bool(said.get("at_eos", False)) if at_eos is None else at_eos
+
+
+def longest_of(model: Any, tokenizer: Any) -> int:
+    """Tokens that the model can read at once."""
+    positions = getattr(model.config, "max_position_embeddings", None) or NO_LIMIT
+    embeddings = getattr(model.base_model, "embeddings", None)
+    offset = getattr(embeddings, "padding_idx", None)  # RoBERTa and its kin count positions from here
+    return min(NO_LIMIT, tokenizer.model_max_length, positions - (0 if offset is None else offset + 1))
+
+
+def device_of(name: str) -> torch.device:
+    """The device of `task.rewards`' device: auto is cuda if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError([f"device = {name!r} is no device; write cpu, cuda, cuda:1 or auto."]) from error
+
+
+def _problems(
+    reward: RewardSettings, place: str, model: Any, tokenizer: Any, reads: str, at_eos: bool
+) -> Iterator[str]:
+    labels = model.config.num_labels
+    if reward.index is not None and reward.index >= labels:
+        yield (f"{place}.index = {reward.index}: {reward.model!r} has {labels} labels "
+               f"({', '.join(str(v) for v in model.config.id2label.values())}); give a number below {labels}.")
+    if reads not in ("text", "chat", "pair", "completion"):
+        yield f"{place}.model = {reward.model!r} says that it reads {reads!r}; set {place}.reads yourself."
+    if reads == "chat" and not tokenizer.chat_template:
+        yield f"{place}.reads = 'chat', but the tokenizer of {reward.model!r} has no chat template; set it to text."
+    if at_eos and tokenizer.eos_token_id is None:
+        yield f"{place}.at_eos = True, but the tokenizer of {reward.model!r} has no EOS token; set it to false."
