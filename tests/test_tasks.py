@@ -47,8 +47,14 @@ def custom(folder: Path) -> TaskSettings:
     )
 
 
+def maths(folder: Path) -> TaskSettings:
+    lines = [{"question": f"{n}+{n}?", "answer": f"{n}+{n}={2 * n}\n#### {2 * n}"} for n in range(1, 9)]
+    (folder / "maths.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return TaskSettings(name="maths", path=str(folder / "maths.jsonl"), held_out=3)
+
+
 MAKERS: dict[str, Callable[[Path], TaskSettings]] = {
-    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom
+    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "maths": maths
 }  # fmt: skip
 
 
@@ -77,7 +83,7 @@ def policies() -> dict[str, Policy]:
 
 @pytest.fixture
 def policy(task: Task, policies: dict[str, Policy]) -> Policy:
-    characters = task.characters or "ab"
+    characters = task.characters or "ab0123456789+?# \n"
     if characters not in policies:
         policies[characters] = load_policy(
             "new-llama", architecture=TINY, characters=characters, seed=0, temperature=1.0

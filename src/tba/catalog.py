@@ -14,6 +14,7 @@ TASKS = {
     "arithmetic": "tba.tasks.arithmetic:Arithmetic",
     "custom": "tba.tasks.custom:Custom",
     "enumerable": "tba.tasks.enumerable:Enumerable",
+    "maths": "tba.tasks.maths:Maths",
 }
 """Tasks by `task.name`: each is made from the `task` settings and two limits of `search`."""
 

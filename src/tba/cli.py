@@ -113,7 +113,8 @@ def check(words: Words = None) -> None:
     """Refuse what can be refused before a model loads; print the batch and memory arithmetic."""
     recipe, overrides = split_words(words or [])
     settings = checked(recipe, overrides)
-    _print_table(jobs.arithmetic_of(settings))
+    data = jobs.data_of(settings)
+    _print_table({**jobs.arithmetic_of(settings), **data})
     print(f"{recipe}: nothing is wrong that can be seen without loading the model.")
 
 

@@ -61,7 +61,7 @@ def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
     from tba import assembly
     from tba.policy import copy_out
 
-    task = assembly.make_task_of(settings)
+    task = assembly.examined_task_of(settings)
     policy = assembly.make_policy(settings, task)
     questions = assembly.make_questions(settings, task, policy)
     start = assembly.make_policy(reference, task)
@@ -79,10 +79,12 @@ def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     from tba.policy import copy_out
     from tba.sft import demonstrations_of, sft
 
-    task = assembly.make_task_of(settings)
+    task = assembly.examined_task_of(settings)
     demonstrations_of(task)
     policy = assembly.make_policy(settings, task).trainable_copy()
     questions = assembly.make_questions(settings, task, policy)
+    for note in assembly.notes_of(task):
+        say(note)
     evaluator = assembly.make_evaluator(settings, questions, policy)
     for step in sft(policy, task, questions.training, settings):
         if step["step"] % 100 == 0 or step["step"] == settings.sft.steps:
@@ -113,6 +115,25 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
         prompt = Prompt(id=text, tokens=policy.encode(text), text=text)
         seed = secrets.randbits(64)
         yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
+
+
+def data_of(settings: Settings) -> dict[str, str]:
+    """What the task's data are, read and checked; nothing is fetched for it.
+
+    Raises:
+        SettingsError: with everything that is wrong with them.
+    """
+    named = [name for name in (settings.task.dataset, settings.task.held_out_dataset) if name]
+    if named:
+        return {"data": f"{' and '.join(named)}: fetched when training starts, not looked at here"}
+    from tba.tasks.protocol import Examines, make_task
+
+    search = settings.search
+    task = make_task(settings.task, max_new_tokens=search.max_new_tokens, score_limit_s=search.score_limit_s)
+    if not isinstance(task, Examines):
+        return {}
+    said = task.examine()
+    return {"data": "; ".join([said, *task.notes])}
 
 
 def arithmetic_of(settings: Settings) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
+from tba.maths_settings import MathsSettings, maths_problems
 from tba.sections import (
     Fraction,
     LoraSettings,
@@ -39,11 +40,11 @@ MAX_TABLE_POSITIONS = 8
 """Ids that a table model may tell apart."""
 
 
-class TaskSettings(Section):
+class TaskSettings(MathsSettings):
     """What is asked, and how answers are scored."""
 
     name: str = "arithmetic"
-    """A built-in task: arithmetic, enumerable or custom."""
+    """A built-in task: arithmetic, enumerable, maths or custom."""
     seed: int = 0
     """Seed of generated problems; also of their split into training and held-out ones."""
     held_out: NonNegativeInt = 500
@@ -64,9 +65,9 @@ class TaskSettings(Section):
     reward_scale: PositiveFloat = 1.0
     """enumerable: standard deviation of the reward over completions (kind random), or the reward of a mode."""
     path: str | None = None
-    """custom: JSONL file of prompts, one object a line."""
+    """custom: JSONL file of prompts, one object a line; maths: JSONL or Parquet file of problems."""
     held_out_path: str | None = None
-    """custom: JSONL file of held-out prompts; without it the last `held_out` rows of `path`."""
+    """custom, maths: the same of held-out prompts; without it the last `held_out` rows of `path`."""
     prompt_column: str = "prompt"
     """custom: column with the prompt, a string or a list of chat messages."""
     reward: str | None = None
@@ -399,6 +400,10 @@ def _task_problems(s: Settings) -> Iterator[str]:
         yield from catalog.enumerable_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
         yield from _custom_task_problems(s.task)
+    if s.task.name == "maths":
+        yield from maths_problems(s.task)
+        if s.sft.wrong_share:
+            yield f"sft.wrong_share = {s.sft.wrong_share:g}: task.name = 'maths' has right solutions only; set it to 0."
 
 
 def _custom_task_problems(task: TaskSettings) -> Iterator[str]:
