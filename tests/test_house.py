@@ -65,7 +65,8 @@ FOREIGN = {
 """Words that a room's code may not use; docstrings, comments and texts may."""
 
 OWNERS = {
-    "transformers": ("policy*", "table_model*", "sft*", "engines/transformers.py", "trainer_api*"),
+    "transformers": ("policy*", "table_model*", "sft*", "smollm*", "engines/transformers.py", "trainer_api*"),
+    "gguf": ("smollm*",),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),
     "ray": ("cluster*", "processes*"),

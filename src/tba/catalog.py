@@ -70,6 +70,9 @@ MIN_SPARSE = 10_000
 MODELS = ("arithmetic",)
 """Models that ship in the package, as folders of `tba/assets`."""
 
+PACKAGED = ("smollm2-135m",)
+"""Models whose weights another installed package carries: made into a folder once."""
+
 FRESH = ("new-llama", "new-table")
 """Models made from scratch, with a tokenizer over the task's characters."""
 
@@ -175,7 +178,7 @@ def enumerable_problems(task: Any, length: int) -> Iterator[str]:
 
 def model_problems(model: str) -> list[str]:
     """What is wrong with `model` that can be seen without loading it, as at most one line."""
-    built_in = (*MODELS, *FRESH)
+    built_in = (*MODELS, *PACKAGED, *FRESH)
     path = Path(model)
     if model in built_in:
         return []

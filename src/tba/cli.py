@@ -244,7 +244,10 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
             f"run directory {str(directory)!r} exists already; choose another with --run, or go on with: "
             f"tba resume {directory}"
         )
-    return read_settings(recipe, overrides, problems)
+    settings = read_settings(recipe, overrides, problems)
+    if missing := jobs.lacking(settings):
+        raise SettingsError(missing)
+    return settings
 
 
 def _execute(make: Callable[[Say], Runs], steps: int, started: float, as_json: bool) -> None:

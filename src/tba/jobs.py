@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tba import catalog, checkpoint
+from tba import catalog, checkpoint, smollm
 from tba.leases import Pace
 from tba.metrics import finite
 from tba.reading import check_settings, read_settings
@@ -117,6 +118,15 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
         yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
 
 
+def lacking(settings: Settings) -> list[str]:
+    """What the settings need and this machine has not, each with the way to get it; no model is loaded for it."""
+    from tba.tasks.families import family_problems
+
+    found = smollm.lacking(smollm.cache_root(os.environ)) if settings.model in catalog.PACKAGED else []
+    is_maths = settings.task.name == "maths" and settings.task.families
+    return found + (family_problems(settings.task.families) if is_maths else [])
+
+
 def data_of(settings: Settings) -> dict[str, str]:
     """What the task's data are, read and checked; nothing is fetched for it.
 
@@ -188,6 +198,8 @@ def parameters_of(settings: Settings) -> int | None:
         return shape.layers * (4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width)
     if settings.model in catalog.MODELS:
         folder = Path(str(resources.files("tba").joinpath("assets", settings.model)))
+    elif settings.model in catalog.PACKAGED:
+        return smollm.PARAMETERS
     else:
         folder = Path(settings.model)
     files = sorted(folder.glob("*.safetensors"))

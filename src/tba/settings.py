@@ -223,7 +223,7 @@ class Settings(Section):
     mode: Mode = "async"
     """async: Ray processes side by side; lockstep: one deterministic process."""
     model: str = "arithmetic"
-    """Built-in model (arithmetic), new-llama, new-table, a folder, or a Hugging Face id."""
+    """Built-in model (arithmetic), packaged one (smollm2-135m), new-llama, new-table, a folder, or a Hugging Face id."""
     task: TaskSettings = Field(default_factory=TaskSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     reference: ReferenceSettings = Field(default_factory=ReferenceSettings)
