@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from pyarrow import parquet
 from support import make_completion, make_prompt, make_settings
 from tba.assembly import as_completion
 from tba.cli import main
+from tba.jobs import data_of
 from tba.maths_settings import ColumnSettings
 from tba.policy import Policy, character_tokenizer, load_policy
-from tba.reading import check_settings
+from tba.reading import check_settings, read_settings
 from tba.records import Prompt
 from tba.rewards.words import found_word, same_word
 from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
@@ -658,3 +661,34 @@ def test_the_check_reads_local_data_and_fetches_none(
     monkeypatch.setattr(datasets, "load_dataset", None)
     assert main(["check", recipe(tmp_path, dataset="owner/gsm:main", held_out_dataset="owner/gsm:main:test")]) == 0
     assert "owner/gsm:main and owner/gsm:main:test: fetched when training starts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["gsm8k-rho1b", "gsm8k-rho1b-fixed", "math-qwen2.5-7b"])
+def test_recipes_of_models_that_must_be_fetched_are_checked_without_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(sys.modules)
+    assert main(["check", name]) == 0
+    said = capsys.readouterr().out
+    assert "fetched when training starts" in said
+    assert "memory" in said
+    assert not {"transformers", "datasets"} & (set(sys.modules) - before)
+
+
+def test_the_papers_recipe_is_the_papers() -> None:
+    s, fixed = read_settings("gsm8k-rho1b"), read_settings("gsm8k-rho1b-fixed")
+    assert (s.trainer.group_size, s.search.num_samples, s.groups_per_step, s.trainer.steps) == (20, 24, 7, 700)
+    assert (s.trainer.sync_every, s.recent_age, s.buffer.initial, s.buffer.mix["recent"]) == (2, 3, 500, 0.95)
+    assert (s.policy.temperature, s.sampling_temperature, s.objective.scale) == (0.7, 0.7, "paper")
+    assert (s.trainer.clip_norm, s.task.style, s.task.format) == (None, "gsm8k_paper", "paper")
+    assert (fixed.trainer.clip_norm, fixed.task.style, fixed.task.format) == (1.0, "gsm8k", "vineppo")
+    assert fixed.objective.scale == "advantage"
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_small_real_model_is_checked_quickly(library: Any) -> None:
+    settings = read_settings("maths-smollm2")
+    started = time.monotonic()
+    said = data_of(settings)["data"]
+    assert time.monotonic() - started < 20
+    assert said.startswith("400 training and 300 held-out problems")

@@ -73,6 +73,9 @@ MODELS = ("arithmetic",)
 PACKAGED = ("smollm2-135m",)
 """Models whose weights another installed package carries: made into a folder once."""
 
+PARAMETERS = {"realtreetune/rho-1b-sft-GSM8K": 1_100_048_384, "Qwen/Qwen2.5-7B": 7_615_616_512}
+"""Sizes of the models of built-in recipes that are on no machine before they are fetched."""
+
 FRESH = ("new-llama", "new-table")
 """Models made from scratch, with a tokenizer over the task's characters."""
 

@@ -203,7 +203,7 @@ def parameters_of(settings: Settings) -> int | None:
     else:
         folder = Path(settings.model)
     files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_parameters_in, files)) if files else None
+    return sum(map(_parameters_in, files)) if files else catalog.PARAMETERS.get(settings.model)
 
 
 def _parameters_in(path: Path) -> int:

@@ -141,6 +141,10 @@ class TrainerSettings(Section):
     """Course of the learning rate after warm-up: constant, or down to zero at `steps`."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly."""
+    stable_steps: NonNegativeInt = 0
+    """Steps after warm-up before a linear or cosine course begins."""
+    decay_steps: PositiveInt | None = None
+    """Steps that such a course takes to zero; those that remain if null."""
     adam_betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
     """Decay rates of AdamW's moments."""
     weight_decay: NonNegativeFloat = 0.0
@@ -223,7 +227,7 @@ class Settings(Section):
     mode: Mode = "async"
     """async: Ray processes side by side; lockstep: one deterministic process."""
     model: str = "arithmetic"
-    """Built-in model (arithmetic), packaged one (smollm2-135m), new-llama, new-table, a folder, or a Hugging Face id."""
+    """Built-in model (arithmetic), packaged one (smollm2-135m), new-llama, new-table, a folder, a Hugging Face id."""
     task: TaskSettings = Field(default_factory=TaskSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     reference: ReferenceSettings = Field(default_factory=ReferenceSettings)
@@ -308,6 +312,7 @@ class Settings(Section):
 def _contradictions(s: Settings) -> Iterator[str]:
     """What each key allows but all together do not."""
     yield from _batch_problems(s)
+    yield from _schedule_problems(s.trainer)
     yield from _pool_problems(s)
     yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
@@ -349,6 +354,13 @@ def _batch_problems(s: Settings) -> Iterator[str]:
         nearest = max(1, round(trainer.steps / trainer.sync_every)) * trainer.sync_every
         yield (f"trainer.steps = {trainer.steps} is not a multiple of trainer.sync_every = {trainer.sync_every}; "
                f"the nearest valid trainer.steps is {nearest}.")
+
+
+def _schedule_problems(trainer: TrainerSettings) -> Iterator[str]:
+    for key in ("stable_steps", "decay_steps"):
+        if getattr(trainer, key) and trainer.schedule == "constant":
+            yield (f"trainer.{key} = {getattr(trainer, key)} is not used by trainer.schedule = 'constant'; leave it "
+                   f"out, or set trainer.schedule=linear or cosine.")
 
 
 def _pool_problems(s: Settings) -> Iterator[str]:

