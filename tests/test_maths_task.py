@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -196,6 +197,7 @@ BALANCED = st.recursive(
 )
 
 
+@hypothesis_settings(deadline=None)
 @given(BALANCED)
 def test_a_box_ends_where_its_braces_balance(inside: str) -> None:
     assert last_boxed(rf"a \boxed{{5}} b \boxed{{{inside}}} c}}") == inside
@@ -386,6 +388,7 @@ def test_where_a_word_is_found(completion: str, word: str) -> None:
     assert found_word(completion) == word
 
 
+@hypothesis_settings(deadline=None)
 @given(st.text())
 def test_no_text_breaks_the_rule_for_words_and_nothing_is_not_an_answer(text: str) -> None:
     assert same_word(text, "") is False
@@ -528,6 +531,7 @@ def test_problems_of_files_have_no_variants(tmp_path: Path) -> None:
         task.variants(task.held_out(encode), 2, encode)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.integers(0, 30), st.integers(1, 20))
 def test_pools_are_split_into_what_was_asked_for(sizes: list[int], held_out: int, training: int) -> None:
     pools = {str(n): [problem(f"{n} {k}") for k in range(size)] for n, size in enumerate(sizes)}

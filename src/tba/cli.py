@@ -86,10 +86,16 @@ def resume(run: RunPath, as_json: AsJson = False) -> None:
 def evaluate(
     where: Annotated[str, typer.Argument(metavar="RUN-or-MODEL", help="A run directory, or a model.")],
     task: Annotated[str | None, typer.Option("--task", help="Recipe whose task to use.")] = None,
+    variants: Annotated[
+        int, typer.Option("--variants", min=0, max=1000, help="Also that many variants of each problem, fresh numbers.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run's final model, or any model, on held-out prompts."""
-    found = finite(jobs.evaluate(*jobs.subject_of(where, task)))
+    subject, reference = jobs.subject_of(where, task)
+    if missing := jobs.lacking(subject):
+        raise SettingsError(missing)
+    found = finite(jobs.evaluate(subject, reference, variants=variants))
     _print_table({name: str(value) for name, value in found.items()}, to_stderr=as_json)
     if as_json:
         print(json.dumps({"model": where, **found}, allow_nan=False))

@@ -57,21 +57,39 @@ def _plain(settings: Settings) -> dict[str, Any]:
     return tree
 
 
-def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
-    """Held-out metrics of the settings' model, measured against the model of `reference`."""
+def evaluate(settings: Settings, reference: Settings, *, variants: int = 0) -> Mapping[str, Any]:
+    """Held-out metrics of the settings' model, measured against the model of `reference`.
+
+    With `variants`, also of that many problems with other numbers beside each problem, held-out and training ones.
+
+    Raises:
+        SettingsError: the problems have no templates to vary, or what making the parts raises.
+    """
     from tba import assembly
     from tba.policy import copy_out
+    from tba.tasks.protocol import Varies
 
     task = assembly.examined_task_of(settings)
+    if variants and not (isinstance(task, Varies) and task.varies):
+        raise SettingsError([
+            f"--variants {variants}: the problems of task.name = {settings.task.name!r} have no templates to vary as "
+            f"it is set; the arithmetic task's do, and those of task.families."
+        ])
     policy = assembly.make_policy(settings, task)
     questions = assembly.make_questions(settings, task, policy)
     start = assembly.make_policy(reference, task)
-    chosen = settings.evaluation
-    found = assembly.make_evaluator(settings, questions, start).evaluate(
-        copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples,
-        beta=settings.final_beta,
+    chosen, tensors = settings.evaluation, copy_out(policy.model)
+    evaluator = assembly.make_evaluator(settings, questions, start)
+    found = evaluator.evaluate(
+        tensors, 0, prompts=chosen.prompts, samples=chosen.samples, beta=settings.final_beta
     )
-    return found.metrics
+    if not (variants and isinstance(task, Varies)):
+        return found.metrics
+    sides = {
+        side: (prompts[: chosen.prompts], task.variants(prompts[: chosen.prompts], variants, policy.encode))
+        for side, prompts in (("held_out", questions.held_out), ("training", questions.training))
+    }
+    return {**found.metrics, **evaluator.vary(tensors, 0, sides)}
 
 
 def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:

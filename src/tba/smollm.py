@@ -128,7 +128,7 @@ def convert(file: Path, folder: Path) -> None:
     tokenizer = tokenizer_of({name: field.contents() for name, field in fields.items() if name in FIELDS})
     with redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
         read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = read.config
+    config: Any = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # its weights are numbers from here on
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}

@@ -189,18 +189,16 @@ class Maths:
 
     # ---- variants -------------------------------------------------------------------------------
 
+    @property
+    def varies(self) -> bool:
+        """Only problems that were generated have templates."""
+        return bool(self._settings.families)
+
     def variants(self, prompts: Sequence[Prompt], number: int, encode: Encode) -> list[list[Prompt]]:
         """`number` problems of each prompt's template with numbers of their own, none of them trained on.
 
         A prompt whose template has fewer gets none.
-
-        Raises:
-            SettingsError: the problems were not generated, so that they have no templates.
         """
-        if not self._settings.families:
-            raise SettingsError([
-                "the problems of task.path and task.dataset have no templates to vary; variants need task.families."
-            ])
         data = self._data()
         of_id = {p.place: p for p in (*data.training, *data.held_out)}
         originals = [of_id[prompt.id] for prompt in prompts]

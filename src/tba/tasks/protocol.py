@@ -66,7 +66,10 @@ class Answers(Protocol):
 
 @runtime_checkable
 class Varies(Protocol):
-    """A task whose problems have templates that take other numbers."""
+    """A task whose problems may have templates that take other numbers."""
+
+    varies: bool
+    """Whether these settings give it such problems."""
 
     def variants(self, prompts: Sequence[Prompt], number: int, encode: Encode) -> list[list[Prompt]]:
         """`number` problems of each prompt's template, none trained on; none at all where there are fewer."""
