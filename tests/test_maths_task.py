@@ -361,7 +361,7 @@ def test_the_style_decides_what_scores_and_a_cut_completion_is_judged_too() -> N
     assert score("number", "72", "#### 72", finish="length") == 1.0
     assert score("number", "72", "#### 71") == 0.0
     assert score("number", "72", r"\boxed{72}", style="math") == 1.0
-    assert score("number", "72", "72", style="math") == 0.0
+    assert score("number", "72", r"\boxed{71}", style="math") == 0.0
     assert score("text", "Tuesday", "It is a day. The answer is tuesday.") == 1.0
     assert score("text", "Tuesday", "Wednesday") == 0.0
 
@@ -525,10 +525,10 @@ def test_a_template_without_enough_fresh_numbers_gives_none(library: Any) -> Non
     assert {len(v) for v in task.variants(held_out, 2, encode)} == {2}
 
 
-def test_problems_of_files_have_no_variants(tmp_path: Path) -> None:
-    task = make(path=write(tmp_path / "a.jsonl", [CLIPS, COWS]), held_out=1)
-    with pytest.raises(SettingsError, match="have no templates to vary"):
-        task.variants(task.held_out(encode), 2, encode)
+def test_problems_of_files_have_no_variants(library: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [CLIPS, COWS])
+    assert not make(path=path, held_out=1).varies
+    assert make(families=["gcd"]).varies
 
 
 @hypothesis_settings(deadline=None)
