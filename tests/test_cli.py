@@ -381,3 +381,23 @@ def test_visible_shows_everything_else_as_an_escape():
     assert visible("a\x1b[31m\nb\x00\u202e\x7f\x9b\ud800\u2028") == (
         "a\\x1b[31m\\nb\\x00\\u202e\\x7f\\x9b\\ud800\\u2028"
     )
+
+
+# ---- variants --------------------------------------------------------------------------------------
+
+
+def test_variants_are_evaluated_beside_the_problems(small: str, capsys):
+    assert main(["eval", "arithmetic", "--task", small, "--variants", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for prefix in ("variants", "memorised"):
+        assert found[f"{prefix}/prompts"] == 8
+        assert found[f"{prefix}/instances"] == 3
+        assert 0 <= found[f"{prefix}/all_right"] <= found[f"{prefix}/fresh"] <= 1
+        assert found[f"{prefix}/gap"] == pytest.approx(found[f"{prefix}/original"] - found[f"{prefix}/fresh"])
+    assert found["eval/seed"] == 0
+    assert found["pass@1_interval"][0] <= found["pass@1"] <= found["pass@1_interval"][1]
+
+
+def test_variants_of_a_task_without_templates_are_refused(capsys):
+    assert main(["eval", "new-table", "--task", "enumerable", "--variants", "3"]) == 2
+    assert "--variants 3: the problems of task.name = 'enumerable' have no templates" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from tba import evaluate as room
 from tba import metrics as m
 from tba.engines.protocol import Sampling
 from tba.engines.table import TableEngine
-from tba.evaluate import Evaluation, Evaluator, pass_at_k
+from tba.estimates import bootstrap, pass_at_k, wilson
+from tba.evaluate import Evaluation, Evaluator
 from tba.leases import completion_seed
 from tba.policy import Policy, copy_out
 from tba.records import Completion, Prompt
@@ -132,13 +133,22 @@ def test_every_number_against_a_count_by_hand() -> None:
             for p, cs in zip(PROMPTS, greedy, strict=True)
         ) / 3,
     }  # fmt: skip
-    assert dict(found) == pytest.approx(expected, abs=1e-5)
+    values = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+    assert values == pytest.approx({**expected, m.EVAL_SEED: SEED}, abs=1e-5)
+    shares = [right / 5 for right in rights]
+    assert found[m.PASS_1_INTERVAL] == bootstrap(shares, SEED)
+    assert found[m.GREEDY_INTERVAL] == wilson(round(3 * expected[m.PASS_1_GREEDY]), 3)
+    assert found[m.PASS_EACH] == pytest.approx({
+        "1": sum(rights) / 15, "2": math.fsum(pass_at_k(5, r, 2) for r in rights) / 3,
+        "4": math.fsum(pass_at_k(5, r, 4) for r in rights) / 3, "5": expected[m.PASS_K],
+    })  # fmt: skip
+    assert found.keys() == {*values, m.PASS_1_INTERVAL, m.GREEDY_INTERVAL, m.PASS_EACH}  # no levels, no votes
     m.to_json(found)
 
 
 def test_one_completion_says_nothing_of_several() -> None:
     one, two = evaluate(samples=1).metrics, evaluate(samples=2).metrics
-    assert two.keys() - one.keys() == {m.PASS_K, m.DISTINCT}
+    assert two.keys() - one.keys() == {m.PASS_K, m.PASS_EACH, m.DISTINCT}
     assert one.keys() < two.keys()
 
 
@@ -174,7 +184,9 @@ def test_prompts_in_several_engine_calls_give_the_same(monkeypatch: pytest.Monke
     whole = evaluate()
     monkeypatch.setattr(room, "BATCH_PROMPTS", 2)
     split = evaluate()
-    assert dict(split.metrics) == pytest.approx(dict(whole.metrics), abs=1e-5)
+    assert split.metrics.keys() == whole.metrics.keys()
+    for name, value in whole.metrics.items():
+        assert split.metrics[name] == pytest.approx(value, abs=1e-5)
     assert [[c["text"] for c in s["completions"]] for s in split.shown] == [
         [c["text"] for c in s["completions"]] for s in whole.shown
     ]
@@ -182,6 +194,81 @@ def test_prompts_in_several_engine_calls_give_the_same(monkeypatch: pytest.Monke
 
 def test_kl_is_zero_where_policy_equals_reference() -> None:
     assert evaluate(seed=2).metrics[m.EVAL_KL] == pytest.approx(0.0, abs=1e-6)
+
+
+# ---- levels, votes, variants --------------------------------------------------------------------
+
+
+class Levels(Marks):
+    """The same marks; the answer is the first id, 6 and 2 are one, and a stop at once is none."""
+
+    def answer_of(self, prompt: Prompt, completion: Completion) -> str | None:
+        return None if completion.tokens[0] == STOP else str(completion.tokens[0])
+
+    def same_answer(self, prompt: Prompt, one: str, other: str) -> bool:
+        return {one, other} <= {"4", "0"}
+
+
+LEVELS = [
+    make_prompt("a", (1, 3), level="easy"), make_prompt("b", (1, 4), level=2), make_prompt("c", (1, 3, 3), level="easy")
+]  # fmt: skip
+
+
+def test_levels_and_votes_against_a_count_by_hand() -> None:
+    evaluator = make_evaluator(table_policy(9), table_policy(2), Levels(), LEVELS)
+    found = evaluator.evaluate(copy_out(table_policy(1).model), 7, prompts=3, samples=5, beta=BETA).metrics
+    shares, votes = [], []
+    for prompt, completions in zip(LEVELS, sampled(1, 5, 0.7), strict=True):
+        firsts = [c.tokens[0] for c in completions]
+        rights = [c.tokens[0] % 2 == 0 and not (prompt.id == "b" and c.finish == "length") for c in completions]
+        shares.append(sum(rights) / 5)
+        groups: dict[int, list[bool]] = {}
+        for first, right in zip(firsts, rights, strict=True):
+            if first != STOP:
+                groups.setdefault(0 if first == 4 else first, []).append(right)
+        most = max(map(len, groups.values()))
+        tied = [g[0] for g in groups.values() if len(g) == most]
+        votes.append(sum(tied) / len(tied))
+    assert found[m.MAJ_K] == pytest.approx(sum(votes) / 3)
+    assert found[m.MAJ_INTERVAL] == bootstrap(votes, SEED)
+    levels = found[m.BY_LEVEL]
+    assert {level: (of["pass@1"], of["prompts"]) for level, of in levels.items()} == {
+        "2": (pytest.approx(shares[1]), 1), "easy": (pytest.approx((shares[0] + shares[2]) / 2), 2),
+    }  # fmt: skip
+    assert levels["easy"]["interval"] == bootstrap([shares[0], shares[2]], SEED)
+    m.to_json(found)
+
+
+class Tenths(Marks):
+    """Right where the prompt says so, whatever the completion."""
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
+        return [float(bool(prompt.columns["right"]))] * len(completions)
+
+
+def test_problems_beside_their_variants() -> None:
+    def some(name: str, right: bool) -> Prompt:
+        return make_prompt(name, (1, 3), right=right)
+
+    originals = [some("a", True), some("b", True), some("c", False), some("d", True)]
+    variants = [
+        [some("a1", True), some("a2", True), some("a3", True)],
+        [some("b1", True), some("b2", False), some("b3", False)],
+        [some("c1", True), some("c2", False), some("c3", False)], [],
+    ]  # fmt: skip
+    evaluator = make_evaluator(table_policy(9), table_policy(2), Tenths())
+    sides = {"held_out": (originals, variants), "training": (originals[3:], variants[3:])}
+    found = evaluator.vary(copy_out(table_policy(1).model), 7, sides)
+    # d has no variants. originals: 2 of 3; variants: 1, 1/3, 1/3; all right: a alone; gaps: 0, 2/3, -1/3
+    gaps = [0.0, 1 - 1 / 3, 0 - 1 / 3]
+    assert found == {
+        "variants/prompts": 3, "variants/instances": 3, "variants/original": pytest.approx(2 / 3),
+        "variants/fresh": pytest.approx(5 / 9), "variants/fresh_interval": bootstrap([1.0, 1 / 3, 1 / 3], SEED),
+        "variants/all_right": pytest.approx(1 / 3), "variants/all_right_interval": wilson(1, 3),
+        "variants/gap": pytest.approx(1 / 9), "variants/gap_interval": bootstrap(gaps, SEED),
+        "memorised/prompts": 0,
+    }  # fmt: skip
+    m.to_json(found)
 
 
 # ---- the exact target ---------------------------------------------------------------------------

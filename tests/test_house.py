@@ -67,15 +67,17 @@ FOREIGN_BUT = {"torch": ("rewards/models.py",)}
 """Files that may use a word foreign to their room: reward models are models."""
 
 OWNERS = {
-    "transformers": ("policy*", "table_model*", "sft*", "engines/transformers.py", "trainer_api*", "rewards/models*",
-                     "reward_model*"),
+    "transformers": ("policy*", "table_model*", "sft*", "smollm*", "engines/transformers.py", "trainer_api*",
+                     "rewards/models*", "reward_model*"),
+    "gguf": ("smollm*",),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),
     "ray": ("cluster/*",),
     "datasets": ("tasks*", "trainer_api*"),
-    "pyarrow": ("buffer*", "storage*", "recorder*", "tasks/rows.py"),
+    "reasoning_gym": ("tasks*",),
+    "pyarrow": ("buffer*", "storage*", "recorder*", "tasks*"),
     "plotly": ("report*",),
-    "jinja2": ("report*",),
+    "jinja2": ("report*", "tasks*"),
     "typer": ("cli*",),
     "rich": ("cli*", "progress*"),
     "math_verify": ("rewards/answers/symbolic.py",),

@@ -41,6 +41,25 @@ def test_the_early_stop_is_the_papers(beta: float, final: float, steps: int, sto
         assert found.beta_at(t) == pytest.approx(paper(beta, final, steps, stop, t), abs=1e-12)
 
 
+def test_a_stable_stretch_and_a_decay_longer_than_the_run() -> None:
+    # the paper's 700 steps: 50 up, 350 flat, then a half cosine over 600 of which 300 are taken
+    found = Schedules(steps=700, learning_rate=1e-5, schedule="cosine", warmup_steps=50, beta=0.014, beta_final=None,
+                      beta_steps=0, stable_steps=350, decay_steps=600)  # fmt: skip
+    rates = {1: 2e-7, 25: 5e-6, 50: 1e-5, 51: 1e-5, 400: 1e-5, 401: 1e-5,
+             551: 1e-5 * 0.5 * (1 + math.cos(math.pi / 4)), 701: 5e-6}  # fmt: skip
+    assert {step: found.learning_rate_at(step) for step in rates} == pytest.approx(rates, abs=1e-12)
+    line = Schedules(steps=100, learning_rate=0.2, schedule="linear", warmup_steps=10, beta=1.0, beta_final=None,
+                     beta_steps=0, stable_steps=40)  # fmt: skip
+    rates = {50: 0.2, 51: 0.2, 76: 0.1, 101: 0.0}  # half of the remaining 50 steps are done before step 76
+    assert {step: line.learning_rate_at(step) for step in rates} == pytest.approx(rates, abs=1e-12)
+
+
+@pytest.mark.parametrize("key", ["stable_steps", "decay_steps"])
+def test_a_constant_course_has_no_decay(key: str) -> None:
+    with pytest.raises(SettingsError, match=f"trainer.{key} = 30 is not used by trainer.schedule = 'constant'"):
+        check_settings({"trainer": {key: 30}})
+
+
 def test_the_early_stop_has_known_answers() -> None:
     found = betas(1.0, 0.05, 128, 32)
     # at step 31: 0.05 x 30/128 + 98/128 = 0.77734375; a step later the floor

@@ -65,8 +65,14 @@ def close_to(found: Sequence[Any]) -> list[Any]:
     return [pytest.approx(score.reward, abs=1e-4) for score in found]
 
 
+def maths(folder: Path) -> TaskSettings:
+    lines = [{"question": f"{n}+{n}?", "answer": f"{n}+{n}={2 * n}\n#### {2 * n}"} for n in range(1, 9)]
+    (folder / "maths.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return TaskSettings(name="maths", path=str(folder / "maths.jsonl"), held_out=3)
+
+
 MAKERS: dict[str, Callable[[Path], TaskSettings]] = {
-    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "preference": preference
+    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "maths": maths, "preference": preference
 }  # fmt: skip
 
 
@@ -95,7 +101,7 @@ def policies() -> dict[str, Policy]:
 
 @pytest.fixture
 def policy(task: Task, policies: dict[str, Policy]) -> Policy:
-    characters = task.characters or "ab"
+    characters = task.characters or "ab0123456789+?# \n"
     if characters not in policies:
         policies[characters] = load_policy(
             "new-llama", architecture=TINY, characters=characters, seed=0, temperature=1.0
@@ -400,3 +406,30 @@ def test_the_fingerprint_sees_ids_tokens_and_order() -> None:
     rows = [[a, b], [b, a], [a], [make_prompt("a", (1, 5)), b], [make_prompt("c", (1, 3)), b]]
     assert len({fingerprint(r) for r in rows}) == 5
     assert fingerprint([a, b]) == fingerprint([make_prompt("a", (1, 3), note=1), b])
+
+
+# ---- variants -----------------------------------------------------------------------------------
+
+
+def test_variants_of_arithmetic_have_the_signs_and_were_never_trained_on() -> None:
+    task = make(TaskSettings(name="arithmetic", max_value=4, held_out=70, seed=3))
+    training, held_out = task.prompts(lambda text: (1,)), task.held_out(lambda text: (1,))
+    asked = [*held_out[:9], *training[:9]]
+    found = task.variants(asked, 5, lambda text: (1, 2))
+    for prompt, variants in zip(asked, found, strict=True):
+        signs = [c for c in prompt.id if c in "+-"]
+        assert all([c for c in v.id if c in "+-"] == signs for v in variants)
+        assert len({v.id for v in variants} | {prompt.id}) == 6
+        assert not {v.id for v in variants} & {p.id for p in training}
+        assert all(str(v.columns["result"]) == str(solve(v.id)[1]) and v.tokens == (1, 2) for v in variants)
+    assert found == task.variants(asked, 5, lambda text: (1, 2))
+    assert {len(v) for v in task.variants(asked, 60, lambda text: (1,))} == {0}  # 70 of four kinds
+
+
+def test_the_answer_of_arithmetic_is_its_last_line() -> None:
+    task = make(TaskSettings(name="arithmetic"))
+    prompt = make_prompt("3+15-7=", working="18-7", result=11)
+    answers = [task.answer_of(prompt, make_completion(text=text)) for text in ("18-7\n11", "11", "1\n2\n3")]
+    assert answers == ["11", None, None]
+    assert task.same_answer(prompt, "11", "11")
+    assert not task.same_answer(prompt, "11", "011")

@@ -17,7 +17,7 @@ from tba.records import Completion, Prompt
 from tba.searcher import Searcher
 from tba.sections import RangeSettings
 from tba.settings import Settings, SettingsError
-from tba.tasks.protocol import Task, check_gold, check_ids_unique, make_task
+from tba.tasks.protocol import Examines, Task, check_gold, check_ids_unique, make_task
 
 MAX_GOLD_CHECKS = 1000
 """Prompts whose gold answer is scored before a run."""
@@ -46,6 +46,23 @@ def make_task_of(settings: Settings) -> Task:
     return make_task(
         settings.task, max_new_tokens=settings.search.max_new_tokens, score_limit_s=settings.search.score_limit_s
     )
+
+
+def examined_task_of(settings: Settings) -> Task:
+    """The task of `task.name`, its data read and checked.
+
+    Raises:
+        SettingsError: with everything that is wrong with the data.
+    """
+    task = make_task_of(settings)
+    if isinstance(task, Examines):
+        task.examine()
+    return task
+
+
+def notes_of(task: Task) -> Sequence[str]:
+    """What the task left out of its data, in words."""
+    return task.notes if isinstance(task, Examines) else ()
 
 
 def make_questions(settings: Settings, task: Task, policy: Policy) -> Questions:

@@ -14,6 +14,7 @@ TASKS = {
     "arithmetic": "tba.tasks.arithmetic:Arithmetic",
     "custom": "tba.tasks.custom:Custom",
     "enumerable": "tba.tasks.enumerable:Enumerable",
+    "maths": "tba.tasks.maths:Maths",
     "preference": "tba.tasks.preference:Preference",
 }
 """Tasks by `task.name`: each is made from the `task` settings and two limits of `search`."""
@@ -69,6 +70,12 @@ MIN_SPARSE = 10_000
 
 MODELS = ("arithmetic",)
 """Models that ship in the package, as folders of `tba/assets`."""
+
+PACKAGED = ("smollm2-135m",)
+"""Models whose weights another installed package carries: made into a folder once."""
+
+PARAMETERS = {"realtreetune/rho-1b-sft-GSM8K": 1_100_048_384, "Qwen/Qwen2.5-7B": 7_615_616_512}
+"""Sizes of the models of built-in recipes that are on no machine before they are fetched."""
 
 FRESH = ("new-llama", "new-table")
 """Models made from scratch, with a tokenizer over the task's characters."""
@@ -175,7 +182,7 @@ def enumerable_problems(task: Any, length: int) -> Iterator[str]:
 
 def model_problems(model: str) -> list[str]:
     """What is wrong with `model` that can be seen without loading it, as at most one line."""
-    built_in = (*MODELS, *FRESH)
+    built_in = (*MODELS, *PACKAGED, *FRESH)
     path = Path(model)
     if model in built_in:
         return []

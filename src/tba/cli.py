@@ -86,10 +86,16 @@ def resume(run: RunPath, as_json: AsJson = False) -> None:
 def evaluate(
     where: Annotated[str, typer.Argument(metavar="RUN-or-MODEL", help="A run directory, or a model.")],
     task: Annotated[str | None, typer.Option("--task", help="Recipe whose task to use.")] = None,
+    variants: Annotated[
+        int, typer.Option("--variants", min=0, max=1000, help="Also that many variants of each problem, fresh numbers.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a run's final model, or any model, on held-out prompts."""
-    found = finite(jobs.evaluate(*jobs.subject_of(where, task)))
+    subject, reference = jobs.subject_of(where, task)
+    if missing := jobs.lacking(subject):
+        raise SettingsError(missing)
+    found = finite(jobs.evaluate(subject, reference, variants=variants))
     _print_table({name: str(value) for name, value in found.items()}, to_stderr=as_json)
     if as_json:
         print(json.dumps({"model": where, **found}, allow_nan=False))
@@ -127,7 +133,8 @@ def check(words: Words = None) -> None:
     """Refuse what can be refused before a model loads; print the batch and memory arithmetic."""
     recipe, overrides = split_words(words or [])
     settings = checked(recipe, overrides)
-    _print_table(jobs.arithmetic_of(settings))
+    data = jobs.data_of(settings)
+    _print_table({**jobs.arithmetic_of(settings), **data})
     print(f"{recipe}: nothing is wrong that can be seen without loading the model.")
 
 
@@ -280,7 +287,10 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
             f"run directory {str(directory)!r} exists already; choose another with --run, or go on with: "
             f"tba resume {directory}"
         )
-    return read_settings(recipe, overrides, problems)
+    settings = read_settings(recipe, overrides, problems)
+    if missing := jobs.lacking(settings):
+        raise SettingsError(missing)
+    return settings
 
 
 def _execute(make: Callable[[Say], Runs], steps: int, started: float, as_json: bool) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ import numpy as np
 from tba import metrics as m
 from tba.comparison import Compares, Comparison
 from tba.engines.protocol import Engine, Sampling
+from tba.estimates import bootstrap, vote, wilson
+from tba.estimates import pass_at_k as pass_at_k  # other rooms know it as a word of evaluation
 from tba.leases import completion_seed
 from tba.policy import Policy
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
 from tba.tasks.enumerable import Enumerable, log_target
-from tba.tasks.protocol import Task, outcomes
+from tba.tasks.protocol import Answers, Task, outcomes
 from tba.weights import Tensors
 
 FULL_MARKS = 1.0
@@ -26,6 +28,9 @@ BATCH_PROMPTS = 128
 """Prompts sampled together in one engine call."""
 SHOWN = 20
 """Prompts whose completions an evaluation keeps for reading."""
+
+Scored = tuple[list[Completion], list[Score | Failure]]
+"""A prompt's completions and what each scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class Evaluator:
         found = {m.EVAL_STEP: version, **self._summary(chosen, sampled)}
         if greedy:
             likely = self._score(chosen, 1, 0.0)
-            found[m.PASS_1_GREEDY] = m.mean(float(_is_right(s)) for _, scores in likely for s in scores)
+            found |= self._share(m.PASS_1_GREEDY, m.GREEDY_INTERVAL, likely)
             if self._comparison is not None:
                 found |= self._comparison.greedy(chosen, likely)
                 found |= self._comparison.reverse_kl(chosen, self._policy, samples)
@@ -80,9 +85,9 @@ class Evaluator:
 
     def _score(
         self, prompts: Sequence[Prompt], samples: int, temperature: float
-    ) -> list[tuple[list[Completion], list[Score | Failure]]]:
+    ) -> list[Scored]:
         sampling = Sampling(max_new_tokens=self._max_new_tokens, temperature=temperature)
-        found: list[tuple[list[Completion], list[Score | Failure]]] = []
+        found: list[Scored] = []
         for at in range(0, len(prompts), BATCH_PROMPTS):
             part = prompts[at : at + BATCH_PROMPTS]
             seeds = [completion_seed(self._seed, p.id, "evaluation") for p in part]
@@ -91,7 +96,7 @@ class Evaluator:
         return found
 
     def _summary(
-        self, prompts: Sequence[Prompt], sampled: Sequence[tuple[list[Completion], list[Score | Failure]]]
+        self, prompts: Sequence[Prompt], sampled: Sequence[Scored]
     ) -> dict[str, Any]:
         flat = [c for completions, _ in sampled for c in completions]
         rights = [sum(map(_is_right, scores)) for _, scores in sampled]
@@ -99,18 +104,87 @@ class Evaluator:
         pairs = [(p.tokens, c.tokens) for p, (cs, _) in zip(prompts, sampled, strict=True) for c in cs]
         ref_logps = self._reference.sequence_logps(pairs)
         rewards = [s.reward for _, scores in sampled for s in scores if isinstance(s, Score)]
-        several = {
-            m.PASS_K: m.mean(pass_at_k(samples, right, samples) for right in rights),
-            m.DISTINCT: m.mean(len({c.tokens for c in cs}) / len(cs) for cs, _ in sampled),
-        }
+        shares = [right / samples for right in rights]
         return {
-            m.PASS_1: m.mean(right / samples for right in rights), **(several if samples > 1 else {}),
+            m.PASS_1: m.mean(shares), m.PASS_1_INTERVAL: bootstrap(shares, self._seed),
+            **(self._of_several(prompts, sampled, rights) if samples > 1 else {}), **self._by_level(prompts, shares),
             **({} if self._comparison is None else self._comparison.sampled(prompts, sampled, ref_logps)),
-            m.SAMPLES: samples, m.PROMPTS: len(prompts),
+            m.SAMPLES: samples, m.PROMPTS: len(prompts), m.EVAL_SEED: self._seed,
             m.EVAL_REWARD: m.mean(rewards), m.EVAL_UNSCORED: len(flat) - len(rewards),
             m.EVAL_KL: m.mean(c.logp - r for c, r in zip(flat, ref_logps, strict=True)),
             m.EVAL_ENTROPY: m.mean(-c.logp for c in flat), m.EVAL_LENGTH: m.mean(len(c.tokens) for c in flat),
         }
+
+    def _of_several(
+        self, prompts: Sequence[Prompt], sampled: Sequence[Scored], rights: Sequence[int]
+    ) -> dict[str, Any]:
+        """What several completions of a prompt say together."""
+        samples = len(sampled[0][0])
+        ks = [k for k in (2**n for n in range(samples.bit_length())) if k < samples]
+        found: dict[str, Any] = {
+            m.PASS_K: m.mean(pass_at_k(samples, right, samples) for right in rights),
+            m.PASS_EACH: {str(k): m.mean(pass_at_k(samples, right, k) for right in rights) for k in (*ks, samples)},
+            m.DISTINCT: m.mean(len({c.tokens for c in cs}) / len(cs) for cs, _ in sampled),
+        }
+        if isinstance(self._task, Answers):
+            task: Answers = self._task
+            votes = [
+                vote([task.answer_of(p, c) for c in completions], [_is_right(s) for s in scores],
+                     partial(task.same_answer, p))
+                for p, (completions, scores) in zip(prompts, sampled, strict=True)
+            ]
+            found |= {m.MAJ_K: m.mean(votes), m.MAJ_INTERVAL: bootstrap(votes, self._seed)}
+        return found
+
+    def _by_level(self, prompts: Sequence[Prompt], shares: Sequence[float]) -> dict[str, Any]:
+        """pass@1 of the prompts of each level, if the task tells levels apart."""
+        levels: dict[str, list[float]] = {}
+        for prompt, share in zip(prompts, shares, strict=True):
+            if "level" in prompt.columns:
+                levels.setdefault(str(prompt.columns["level"]), []).append(share)
+        return {m.BY_LEVEL: {
+            level: {"pass@1": m.mean(of), "interval": bootstrap(of, self._seed), "prompts": len(of)}
+            for level, of in sorted(levels.items())
+        }} if levels else {}
+
+    def _share(self, name: str, interval: str, likely: Sequence[Scored]) -> dict[str, Any]:
+        """Share of prompts whose one completion is right."""
+        rights = [_is_right(scores[0]) for _, scores in likely]
+        return {name: m.mean(map(float, rights)), interval: wilson(sum(rights), len(rights))}
+
+    def vary(
+        self, tensors: Tensors, version: int, sides: Mapping[str, tuple[Sequence[Prompt], Sequence[Sequence[Prompt]]]]
+    ) -> dict[str, Any]:
+        """Metrics of problems beside variants of them that have other numbers; every answer is the most likely one.
+
+        `sides` are problems and the variants of each, under `held_out` and perhaps `training`; those without
+        variants are left out.
+        """
+        self._engine.load(tensors, version)
+        found: dict[str, Any] = {}
+        for side, (originals, variants) in sides.items():
+            pairs = [(p, vs) for p, vs in zip(originals, variants, strict=True) if vs]
+            names = m.VARIANTS[side]
+            found[names.prompts] = len(pairs)
+            if not pairs:
+                continue
+            right = self._right([p for p, _ in pairs])
+            fresh = iter(self._right([v for _, vs in pairs for v in vs]))
+            fresh_P = [[next(fresh) for _ in vs] for _, vs in pairs]
+            every = [all(rights) for rights in fresh_P]
+            shares = [sum(rights) / len(rights) for rights in fresh_P]
+            gaps = [was - share for was, share in zip(right, shares, strict=True)]
+            found |= {
+                names.instances: len(fresh_P[0]), names.original: m.mean(map(float, right)),
+                names.fresh: m.mean(shares), names.fresh_interval: bootstrap(shares, self._seed),
+                names.all_right: m.mean(map(float, every)), names.all_interval: wilson(sum(every), len(every)),
+                names.gap: m.mean(gaps), names.gap_interval: bootstrap(gaps, self._seed),
+            }
+        return found
+
+    def _right(self, prompts: Sequence[Prompt]) -> list[bool]:
+        """Whether the most likely completion of each prompt is right."""
+        return [_is_right(scores[0]) for _, scores in self._score(prompts, 1, 0.0)]
 
     def _distance(self, task: Enumerable, beta: float) -> dict[str, float]:
         """Total variation and KL to the exact target, mean over prompts."""
@@ -125,13 +199,6 @@ class Evaluator:
             tv.append(0.5 * float(np.abs(np.exp(log_policy) - np.exp(target)).sum()))
             kl.append(float((np.exp(log_policy) * (log_policy - np.array(target))).sum()))
         return {m.TV: m.mean(tv), m.TARGET_KL: m.mean(kl)}
-
-
-def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Unbiased chance that one of k completions is right, from `right` of `samples` (arXiv 2107.03374, eq. 1)."""
-    if not 1 <= k <= samples or not 0 <= right <= samples:
-        raise ValueError(f"pass@{k} cannot be estimated from {right} right of {samples} completions.")
-    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def _is_right(score: Score | Failure) -> bool:

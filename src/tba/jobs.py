@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tba import catalog, checkpoint
+from tba import catalog, checkpoint, smollm
 from tba.leases import Pace
 from tba.metrics import finite
 from tba.preference_settings import reward_model_problems
@@ -57,21 +58,39 @@ def _plain(settings: Settings) -> dict[str, Any]:
     return tree
 
 
-def evaluate(settings: Settings, reference: Settings) -> Mapping[str, Any]:
-    """Held-out metrics of the settings' model, measured against the model of `reference`."""
+def evaluate(settings: Settings, reference: Settings, *, variants: int = 0) -> Mapping[str, Any]:
+    """Held-out metrics of the settings' model, measured against the model of `reference`.
+
+    With `variants`, also of that many problems with other numbers beside each problem, held-out and training ones.
+
+    Raises:
+        SettingsError: the problems have no templates to vary, or what making the parts raises.
+    """
     from tba import assembly
     from tba.policy import copy_out
+    from tba.tasks.protocol import Varies
 
-    task = assembly.make_task_of(settings)
+    task = assembly.examined_task_of(settings)
+    if variants and not (isinstance(task, Varies) and task.varies):
+        raise SettingsError([
+            f"--variants {variants}: the problems of task.name = {settings.task.name!r} have no templates to vary as "
+            f"it is set; the arithmetic task's do, and those of task.families."
+        ])
     policy = assembly.make_policy(settings, task)
     questions = assembly.make_questions(settings, task, policy)
     start = assembly.make_policy(reference, task)
-    chosen = settings.evaluation
-    found = assembly.make_evaluator(settings, questions, start).evaluate(
-        copy_out(policy.model), 0, prompts=chosen.prompts, samples=chosen.samples,
-        beta=settings.final_beta,
+    chosen, tensors = settings.evaluation, copy_out(policy.model)
+    evaluator = assembly.make_evaluator(settings, questions, start)
+    found = evaluator.evaluate(
+        tensors, 0, prompts=chosen.prompts, samples=chosen.samples, beta=settings.final_beta
     )
-    return found.metrics
+    if not (variants and isinstance(task, Varies)):
+        return found.metrics
+    sides = {
+        side: (prompts[: chosen.prompts], task.variants(prompts[: chosen.prompts], variants, policy.encode))
+        for side, prompts in (("held_out", questions.held_out), ("training", questions.training))
+    }
+    return {**found.metrics, **evaluator.vary(tensors, 0, sides)}
 
 
 def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
@@ -80,10 +99,12 @@ def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     from tba.policy import copy_out
     from tba.sft import demonstrations_of, sft
 
-    task = assembly.make_task_of(settings)
+    task = assembly.examined_task_of(settings)
     demonstrations_of(task)
     policy = assembly.make_policy(settings, task).trainable_copy()
     questions = assembly.make_questions(settings, task, policy)
+    for note in assembly.notes_of(task):
+        say(note)
     evaluator = assembly.make_evaluator(settings, questions, policy)
     for step in sft(policy, task, questions.training, settings):
         if step["step"] % 100 == 0 or step["step"] == settings.sft.steps:
@@ -128,6 +149,34 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
         prompt = Prompt(id=text, tokens=policy.encode(text), text=text)
         seed = secrets.randbits(64)
         yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
+
+
+def lacking(settings: Settings) -> list[str]:
+    """What the settings need and this machine has not, each with the way to get it; no model is loaded for it."""
+    from tba.tasks.families import family_problems
+
+    found = smollm.lacking(smollm.cache_root(os.environ)) if settings.model in catalog.PACKAGED else []
+    is_maths = settings.task.name == "maths" and settings.task.families
+    return found + (family_problems(settings.task.families) if is_maths else [])
+
+
+def data_of(settings: Settings) -> dict[str, str]:
+    """What the task's data are, read and checked; nothing is fetched for it.
+
+    Raises:
+        SettingsError: with everything that is wrong with them.
+    """
+    named = [name for name in (settings.task.dataset, settings.task.held_out_dataset) if name]
+    if named:
+        return {"data": f"{' and '.join(named)}: fetched when training starts, not looked at here"}
+    from tba.tasks.protocol import Examines, make_task
+
+    search = settings.search
+    task = make_task(settings.task, max_new_tokens=search.max_new_tokens, score_limit_s=search.score_limit_s)
+    if not isinstance(task, Examines):
+        return {}
+    said = task.examine()
+    return {"data": "; ".join([said, *task.notes])}
 
 
 def arithmetic_of(settings: Settings) -> dict[str, str]:
@@ -182,10 +231,12 @@ def parameters_of(settings: Settings) -> int | None:
         return shape.layers * (4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width)
     if settings.model in catalog.MODELS:
         folder = Path(str(resources.files("tba").joinpath("assets", settings.model)))
+    elif settings.model in catalog.PACKAGED:
+        return smollm.PARAMETERS
     else:
         folder = Path(settings.model)
     files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_parameters_in, files)) if files else None
+    return sum(map(_parameters_in, files)) if files else catalog.PARAMETERS.get(settings.model)
 
 
 def _parameters_in(path: Path) -> int:

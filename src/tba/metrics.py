@@ -90,8 +90,17 @@ SEARCH_REWARD = _declare("search/reward", "reward units", "mean reward of the gr
 
 EVAL_STEP = _declare("eval/version", "steps", "version of the weights evaluated")
 PASS_1 = _declare("pass@1", "1", "share of completions with full marks, sampled at policy.temperature")
+PASS_1_INTERVAL = _declare("pass@1_interval", "1", "95 % interval of `pass@1`: bootstrap over problems")
 PASS_1_GREEDY = _declare("pass@1_greedy", "1", "share of prompts whose most likely ids, token by token, get full marks")
+GREEDY_INTERVAL = _declare("pass@1_greedy_interval", "1", "95 % interval of `pass@1_greedy`: Wilson")
 PASS_K = _declare("pass@k", "1", "unbiased share of prompts with full marks among k > 1 completions; k is in `samples`")
+PASS_EACH = _declare("pass@each", "1", "the same for k = 1, 2, 4, ... up to all completions, {k: share}")
+MAJ_K = _declare("maj@k", "1", "share of prompts whose most frequent answer among k > 1 completions is right, ties "
+                 "drawn evenly")
+MAJ_INTERVAL = _declare("maj@k_interval", "1", "95 % interval of `maj@k`: bootstrap over problems")
+BY_LEVEL = _declare("pass@1_by_level", "1", "`pass@1`, its interval and the number of prompts of each level or family, "
+                    "{level: {...}}")
+EVAL_SEED = _declare("eval/seed", "1", "seed of this evaluation's sampling and of its bootstrap")
 SAMPLES = _declare("samples", "completions", "completions per prompt of this evaluation")
 PROMPTS = _declare("prompts", "prompts", "prompts of this evaluation")
 EVAL_REWARD = _declare("reward", "reward units", "mean reward of the sampled completions")
@@ -127,6 +136,43 @@ PAIR_ECE = _declare("pair_ece", "1", "expected calibration error: mean over held
                     "accuracy and confidence")
 TV = _declare("tv", "1", "total variation to the exact target, mean over prompts (enumerable tasks)")
 TARGET_KL = _declare("kl_to_target", "nats", "KL from policy to exact target, mean over prompts (enumerable tasks)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantNames:
+    """Names of the metrics of problems beside variants of them, all greedy."""
+
+    prompts: str
+    instances: str
+    original: str
+    fresh: str
+    fresh_interval: str
+    all_right: str
+    all_interval: str
+    gap: str
+    gap_interval: str
+
+
+def _declare_variants(prefix: str, which: str) -> VariantNames:
+    problems = f"{which} problems"
+    return VariantNames(
+        prompts=_declare(f"{prefix}/prompts", "prompts", f"{problems} whose template had enough variants"),
+        instances=_declare(f"{prefix}/instances", "variants", f"variants of each of these {problems}"),
+        original=_declare(f"{prefix}/original", "1", f"share of these {problems} right as they stand, greedy"),
+        fresh=_declare(f"{prefix}/fresh", "1", f"share of the variants of these {problems} right, greedy"),
+        fresh_interval=_declare(f"{prefix}/fresh_interval", "1", "its 95 % interval: bootstrap over problems"),
+        all_right=_declare(f"{prefix}/all_right", "1", f"share of these {problems} right in all variants, greedy"),
+        all_interval=_declare(f"{prefix}/all_right_interval", "1", "its 95 % interval: Wilson"),
+        gap=_declare(f"{prefix}/gap", "1", f"share of these {problems} right as they stand, minus that of variants"),
+        gap_interval=_declare(f"{prefix}/gap_interval", "1", "its 95 % interval: bootstrap over problems, in pairs"),
+    )
+
+
+VARIANTS = {
+    "held_out": _declare_variants("variants", "held-out"),
+    "training": _declare_variants("memorised", "training"),
+}
+"""By the side that the problems come from; of training problems the gap shows what was learnt by heart."""
 
 
 def finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,9 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tba import lora
+from tba import lora, smollm
 from tba.batch import Rows, make_rows
-from tba.catalog import FRESH, MODELS
+from tba.catalog import FRESH, MODELS, PACKAGED
 from tba.sections import LoraSettings
 from tba.settings import ArchitectureSettings, SettingsError
 
@@ -292,7 +293,7 @@ def load_policy(
     model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
     autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
 ) -> Policy:
-    """The policy of a built-in model, one made from scratch, a model folder, or a Hugging Face id.
+    """The policy of a built-in or packaged model, one made from scratch, a model folder, or a Hugging Face id.
 
     Master weights are float32; folders must hold safetensors. With `adapter` the model is adapted, and is the
     same model until the adapter is trained.
@@ -306,13 +307,20 @@ def load_policy(
 
         _be_quiet()
         _register_table()
-        where = str(resources.files("tba").joinpath("assets", model)) if model in MODELS else model
+        where = str(_folder_of(model))
         options = {"trust_remote_code": trust_remote_code}
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
     if adapter is not None and adapter.rank:
         made = lora.add_adapter(made, adapter, seed)
     return Policy(model=made.eval(), tokenizer=tokenizer, temperature=temperature, autocast=autocast)
+
+
+def _folder_of(model: str) -> Path | str:
+    """Where a model's files are; what is no model of ours stays as it is."""
+    if model in MODELS:
+        return Path(str(resources.files("tba").joinpath("assets", model)))
+    return smollm.model_folder(smollm.cache_root(os.environ)) if model in PACKAGED else model
 
 
 def character_tokenizer(characters: str) -> Any:

@@ -124,9 +124,11 @@ class Run:
 
     def _prepare(self) -> None:
         settings = self._settings
-        task = assembly.make_task_of(settings)
+        task = assembly.examined_task_of(settings)
         self._start_policy = assembly.make_policy(settings, task)
         questions = assembly.make_questions(settings, task, self._start_policy)
+        for note in assembly.notes_of(task):
+            self._say("note", {"text": note})
         found = fingerprint(questions.training)
         if self._facts["data"] not in ("", found):
             raise SettingsError([

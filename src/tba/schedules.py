@@ -21,12 +21,18 @@ class Schedules:
     beta_final: float | None
     beta_steps: int
     beta_stop: int | None = None
+    stable_steps: int = 0
+    decay_steps: int | None = None
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then constant, or down to zero one step after the last."""
+        """Linear warm-up, then constant for good, or for `stable_steps`; then down to zero over `decay_steps`, or one
+        step after the last. A decay longer than the run ends above zero, as in arXiv 2503.18929's GSM8K run.
+        """
         if step <= self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
-        done = min(1.0, (step - 1 - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        before = self.warmup_steps + self.stable_steps
+        length = max(1, self.steps - before) if self.decay_steps is None else self.decay_steps
+        done = max(0.0, min(1.0, (step - 1 - before) / length))
         if self.schedule == "linear":
             return self.learning_rate * (1 - done)
         if self.schedule == "cosine":

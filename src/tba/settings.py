@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,12 +11,8 @@ from pydantic import Field, model_validator
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems
-from tba.preference_settings import (
-    PreferenceSettings,
-    RewardModelSettings,
-    RewardSettings,
-    preference_problems,
-)
+from tba.maths_settings import maths_problems
+from tba.preference_settings import RewardModelSettings, preference_problems
 from tba.sections import (
     Fraction,
     LoraSettings,
@@ -35,6 +30,8 @@ from tba.sections import (
     range_problems,
 )
 from tba.sections import SettingsError as SettingsError  # other rooms know it as a word of the settings
+from tba.task_settings import TaskSettings as TaskSettings
+from tba.task_settings import custom_problems
 
 DEBUG = "TBA_DEBUG"
 """Environment variable that lets tracebacks through."""
@@ -44,43 +41,6 @@ Mode = Literal["async", "lockstep"]
 
 MAX_TABLE_POSITIONS = 8
 """Ids that a table model may tell apart."""
-
-
-class TaskSettings(Section):
-    """What is asked, and how answers are scored."""
-
-    name: str = "arithmetic"
-    """A built-in task: arithmetic, enumerable, custom or preference."""
-    seed: int = 0
-    """Seed of generated problems; also of their split into training and held-out ones."""
-    held_out: NonNegativeInt = 500
-    """Prompts kept for evaluation; never trained on."""
-    max_prompt_tokens: PositiveInt = 256
-    """Longest prompt accepted, in tokens, BOS included."""
-    max_value: PositiveInt = 20
-    """arithmetic: largest operand."""
-    prompts: PositiveInt = 4
-    """enumerable: number of prompts."""
-    symbols: PositiveInt = 3
-    """enumerable: size of the alphabet besides the stop token."""
-    kind: Literal["random", "one_mode", "many_modes", "sparse"] = "random"
-    """enumerable: what is rewarded: every completion by a draw of its own, one of them, `modes` of them equally, or
-    one of at least 10,000."""
-    modes: PositiveInt = 8
-    """enumerable, kind many_modes: rewarded completions per prompt."""
-    reward_scale: PositiveFloat = 1.0
-    """enumerable: standard deviation of the reward over completions (kind random), or the reward of a mode."""
-    path: str | None = None
-    """custom, preference: JSONL file of prompts, one object a line; preference also takes Parquet."""
-    held_out_path: str | None = None
-    """custom, preference: file of held-out prompts; without it the last `held_out` rows of `path`."""
-    prompt_column: str = "prompt"
-    """custom, preference: column with the prompt, a string or a list of chat messages."""
-    reward: str | None = None
-    """custom: the reward function, `module:function` or `file.py:function`."""
-    rewards: tuple[RewardSettings, ...] = Field(default=(), strict=False)
-    """preference: scorers whose weighted sum is the reward: see docs/preference.md."""
-    preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
 
 
 class PolicySettings(Section):
@@ -153,6 +113,10 @@ class TrainerSettings(Section):
     """Course of the learning rate after warm-up: constant, or down to zero at `steps`."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly."""
+    stable_steps: NonNegativeInt = 0
+    """Steps after warm-up before a linear or cosine course begins."""
+    decay_steps: PositiveInt | None = None
+    """Steps that such a course takes to zero; those that remain if null."""
     adam_betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
     """Decay rates of AdamW's moments."""
     weight_decay: NonNegativeFloat = 0.0
@@ -224,7 +188,7 @@ class Settings(Section):
     mode: Mode = "async"
     """async: Ray processes side by side; lockstep: one deterministic process."""
     model: str = "arithmetic"
-    """Built-in model (arithmetic), new-llama, new-table, a folder, or a Hugging Face id."""
+    """Built-in model (arithmetic), packaged one (smollm2-135m), new-llama, new-table, a folder, a Hugging Face id."""
     task: TaskSettings = Field(default_factory=TaskSettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     reference: ReferenceSettings = Field(default_factory=ReferenceSettings)
@@ -322,6 +286,7 @@ class Settings(Section):
 def _contradictions(s: Settings) -> Iterator[str]:
     """What each key allows but all together do not."""
     yield from _batch_problems(s)
+    yield from _schedule_problems(s.trainer)
     yield from _pool_problems(s)
     yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
@@ -365,6 +330,13 @@ def _batch_problems(s: Settings) -> Iterator[str]:
         nearest = max(1, round(trainer.steps / trainer.sync_every)) * trainer.sync_every
         yield (f"trainer.steps = {trainer.steps} is not a multiple of trainer.sync_every = {trainer.sync_every}; "
                f"the nearest valid trainer.steps is {nearest}.")
+
+
+def _schedule_problems(trainer: TrainerSettings) -> Iterator[str]:
+    for key in ("stable_steps", "decay_steps"):
+        if getattr(trainer, key) and trainer.schedule == "constant":
+            yield (f"trainer.{key} = {getattr(trainer, key)} is not used by trainer.schedule = 'constant'; leave it "
+                   f"out, or set trainer.schedule=linear or cosine.")
 
 
 def _pool_problems(s: Settings) -> Iterator[str]:
@@ -428,19 +400,10 @@ def _task_problems(s: Settings) -> Iterator[str]:
     if s.task.name == "enumerable":
         yield from catalog.enumerable_problems(s.task, search.max_new_tokens)
     if s.task.name == "custom":
-        yield from _custom_task_problems(s.task)
+        yield from custom_problems(s.task)
     if s.task.name == "preference":
         yield from preference_problems(s.task)
-
-
-def _custom_task_problems(task: TaskSettings) -> Iterator[str]:
-    if task.path is None:
-        yield "task.path is missing: the custom task needs a JSONL file of prompts; set task.path=FILE."
-    for key in ("path", "held_out_path"):
-        path = getattr(task, key)
-        if path is not None and not Path(path).is_file():
-            yield f"task.{key} = {path!r} is not a file; give the path of a JSONL file."
-    if task.reward is None:
-        yield "task.reward is missing: give the reward function as module:function or file.py:function."
-    elif ":" not in task.reward:
-        yield f"task.reward = {task.reward!r} names no function; write module:function or file.py:function."
+    if s.task.name == "maths":
+        yield from maths_problems(s.task)
+        if s.sft.wrong_share:
+            yield f"sft.wrong_share = {s.sft.wrong_share:g}: task.name = 'maths' has right solutions only; set it to 0."

@@ -61,13 +61,23 @@ def sft(policy: Policy, task: Task, prompts: Sequence[Prompt], settings: Setting
         rate = learning_rate_at(step, sft.steps, sft.learning_rate)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        rows = make_rows(pairs)
-        loss = -policy.token_logps(rows).sum() / rows.completion_NT.sum()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = _backward(policy, pairs, settings.trainer.micro_batch_tokens)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        yield {"step": step, "loss": float(loss.detach()), "learning_rate": rate}
+        yield {"step": step, "loss": loss, "learning_rate": rate}
+
+
+def _backward(policy: Policy, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], max_tokens: int) -> float:
+    """Adds the gradient of the mean loss per completion token, in pieces of `max_tokens`; returns that mean, nats."""
+    tokens = sum(len(completion) for _, completion in pairs)
+    step = max(1, max_tokens // max(len(prompt) + len(completion) for prompt, completion in pairs))
+    total = 0.0
+    for at in range(0, len(pairs), step):
+        loss = -policy.token_logps(make_rows(pairs[at : at + step])).sum() / tokens
+        loss.backward()
+        total += float(loss.detach())
+    return total
 
 
 def learning_rate_at(step: int, steps: int, peak: float) -> float:

@@ -70,7 +70,8 @@ class Trainer:
         self._loss = Loss(settings)
         self._schedules = Schedules(
             steps=trainer.steps, learning_rate=trainer.learning_rate, schedule=trainer.schedule,
-            warmup_steps=trainer.warmup_steps, beta=objective.beta, beta_final=objective.beta_final,
+            warmup_steps=trainer.warmup_steps, stable_steps=trainer.stable_steps, decay_steps=trainer.decay_steps,
+            beta=objective.beta, beta_final=objective.beta_final,
             beta_steps=objective.beta_steps, beta_stop=objective.beta_stop,
         )
         self._control = None if objective.target_kl is None else KlControl(

@@ -66,12 +66,43 @@ class Arithmetic:
         """Right working and right result."""
         return f"{prompt.columns['working']}\n{prompt.columns['result']}"
 
+    def answer_of(self, prompt: Prompt, completion: Completion) -> str | None:
+        """The last line, if there are two."""
+        del prompt
+        lines = completion.text.split("\n")
+        return lines[1] if len(lines) == 2 else None
+
+    def same_answer(self, prompt: Prompt, one: str, other: str) -> bool:
+        """Answers are one if their text is."""
+        del prompt
+        return one == other
+
+    @property
+    def varies(self) -> bool:
+        """The two signs of a problem are its template."""
+        return True
+
+    def variants(self, prompts: Sequence[Prompt], number: int, encode: Encode) -> list[list[Prompt]]:
+        """`number` other held-out problems with the signs of each prompt; none where there are fewer."""
+        found: list[list[Prompt]] = []
+        for prompt in prompts:
+            signs = _signs(prompt.id)
+            others = [text for text in self._held_out if _signs(text) == signs and text != prompt.id]
+            rng = random.Random(f"variants {prompt.id}")
+            chosen = rng.sample(others, number) if len(others) >= number else []
+            found.append([_prompt(text, encode) for text in chosen])
+        return found
+
     def demonstration(self, prompt: Prompt, rng: random.Random, wrong_share: float) -> str:
         """What a careless teacher writes: right working, and a wrong result in `wrong_share` of the cases."""
         result = int(str(prompt.columns["result"]))
         if rng.random() < wrong_share:
             result += rng.choice((-3, -2, -1, 1, 2, 3))
         return f"{prompt.columns['working']}\n{result}"
+
+
+def _signs(text: str) -> str:
+    return re.sub(r"\d+", "", text)
 
 
 def _prompt(text: str, encode: Encode) -> Prompt:

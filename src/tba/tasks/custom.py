@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 from tba.records import Completion, Prompt
 from tba.rewards.sandbox import TimedScorer
 from tba.settings import SettingsError, TaskSettings
+from tba.tasks.lines import Row, json_rows, refuse
 from tba.tasks.protocol import Encode
-
-MAX_PROBLEMS = 20
-"""Bad lines that are reported at once."""
 
 
 class Custom:
@@ -56,7 +53,7 @@ class Custom:
         """Held-out prompts, in the file's order."""
         return self._encoded(self._held_out, encode)
 
-    def _encoded(self, rows: Sequence[tuple[str, dict[str, Any]]], encode: Encode) -> list[Prompt]:
+    def _encoded(self, rows: Sequence[Row], encode: Encode) -> list[Prompt]:
         found: list[Prompt] = []
         problems: list[str] = []
         for place, row in rows:
@@ -71,8 +68,7 @@ class Custom:
             columns = {name: value for name, value in row.items() if name != self._column}
             text = asked if isinstance(asked, str) else "\n".join(f"{m['role']}: {m['content']}" for m in asked)
             found.append(Prompt(id=str(row.get("id", place)), tokens=tokens, text=text, columns=columns))
-        if problems:
-            raise SettingsError(problems[:MAX_PROBLEMS])
+        refuse(problems)
         return found
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
@@ -84,47 +80,19 @@ class Custom:
         del prompt
 
 
-def read_rows(path: Path, column: str, setting: str = "task.prompt_column") -> list[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, column: str, setting: str = "task.prompt_column") -> list[Row]:
     """(file:line, row) of every non-blank line of a JSONL file; a byte-order mark is skipped.
 
     Raises:
         SettingsError: with the file and line of every malformed one.
     """
-    rows: list[tuple[str, dict[str, Any]]] = []
-    problems: list[str] = []
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"{path} cannot be read as UTF-8 text: {error}."]) from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"{place} (line {number}) is not JSON: {error}.")
-            continue
-        wrong = _row_problem(row, column, setting)
-        if wrong:
-            problems.append(f"{place} (line {number}) {wrong}")
-        else:
-            rows.append((place, row))
-    if problems:
-        raise SettingsError(problems[:MAX_PROBLEMS])
-    return rows
+    return json_rows(path, lambda row: _row_problem(row, column, setting))
 
 
 def _row_problem(row: Any, column: str, setting: str) -> str:
-    if not isinstance(row, dict):
-        return f"holds a {type(row).__name__}; it must hold an object of columns."
     if column not in row:
         return f"has no column {column!r}, only {', '.join(map(repr, row))}; set {setting} to the right one."
     asked = row[column]
-    try:
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return "holds half of a surrogate pair, which is no text; write the whole character."
     if isinstance(asked, str):
         return "" if asked else f"has an empty {column!r}."
     if is_chat(asked):

@@ -9,7 +9,8 @@ from tba.records import Completion, Prompt
 from tba.rewards.parts import reward_of
 from tba.settings import SettingsError, TaskSettings
 from tba.tasks import tldr
-from tba.tasks.custom import MAX_PROBLEMS, is_chat
+from tba.tasks.custom import is_chat
+from tba.tasks.lines import refuse
 from tba.tasks.protocol import Encode
 from tba.tasks.rows import Row, rows_of_dataset, rows_of_file
 
@@ -113,8 +114,7 @@ class Preference:
                     f"{place}: the prompt has {len(tokens)} tokens; allowed are 1 to task.max_prompt_tokens = {limit}; "
                     f"raise the limit, or set task.preference.too_long=drop."
                 )
-        if problems:
-            raise SettingsError(problems[:MAX_PROBLEMS])
+        refuse(problems)
         return found
 
     def _asked(self, row: dict[str, Any], encode: Encode) -> str | list[dict[str, str]]:

@@ -39,6 +39,43 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Examines(Protocol):
+    """A task whose data can be read and checked before a model loads."""
+
+    notes: Sequence[str]
+    """What has been left out so far, in words."""
+
+    def examine(self) -> str:
+        """Reads and checks the data; says what there is, or raises SettingsError with everything that is wrong."""
+        ...
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """A task that can tell which answer a completion gives, so that completions can vote."""
+
+    def answer_of(self, prompt: Prompt, completion: Completion) -> str | None:
+        """The answer; None if there is none."""
+        ...
+
+    def same_answer(self, prompt: Prompt, one: str, other: str) -> bool:
+        """Whether two answers are the same one."""
+        ...
+
+
+@runtime_checkable
+class Varies(Protocol):
+    """A task whose problems may have templates that take other numbers."""
+
+    varies: bool
+    """Whether these settings give it such problems."""
+
+    def variants(self, prompts: Sequence[Prompt], number: int, encode: Encode) -> list[list[Prompt]]:
+        """`number` problems of each prompt's template, none trained on; none at all where there are fewer."""
+        ...
+
+
 def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
     """What `task.score` returned, as one outcome per completion."""
     return judge_returned(task.score(prompt, completions), len(completions), type(task).__name__)
