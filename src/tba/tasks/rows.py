@@ -1,4 +1,4 @@
-"""Rows of a user's data with the columns that a task asks for: files, or what the datasets library loads."""
+"""Rows with the columns that a task asks for: of files, or of what the datasets library loads."""
 
 from __future__ import annotations
 
