@@ -245,7 +245,10 @@ def test_check_says_how_often_what_is_searched_will_be_used(words: list[str], li
 def test_recipes_lists_every_built_in_recipe(capsys):
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["arithmetic-sft", "arithmetic", "enumerable-llama", "enumerable"]
+    assert [line.split()[0] for line in lines] == [
+        "arithmetic-sft", "arithmetic", "enumerable-llama", "enumerable", "gsm8k-rho1b-fixed", "gsm8k-rho1b",
+        "math-qwen2.5-7b", "maths-smollm2",
+    ]
     assert all(len(line.split()) > 4 for line in lines)
 
 
