@@ -248,7 +248,7 @@ def test_recipes_lists_every_built_in_recipe(capsys):
     folder = Path(__file__).resolve().parents[1] / "src" / "tba" / "recipes"
     names = [line.split()[0] for line in lines]
     assert sorted(names) == sorted(path.stem for path in folder.glob("*.yaml"))
-    assert {"arithmetic", "enumerable", "tldr-pythia410m"} <= set(names)
+    assert {"arithmetic", "enumerable", "tldr-pythia410m", "maths-smollm2"} <= set(names)
     assert all(len(line.split()) > 4 for line in lines)
 
 
