@@ -113,11 +113,13 @@ def test_a_searcher_that_stands_still_is_replaced_and_its_prompts_go_to_another(
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
+    before = signal.getsignal(signal.SIGTERM)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
         yield made
     finally:
         made.shutdown()
+        signal.signal(signal.SIGTERM, before)  # it has set its own
 
 
 def test_a_run_on_a_cluster_outlives_a_lost_node_and_uses_a_new_one(

@@ -50,7 +50,6 @@ def test_one_that_hangs_is_given_up_and_the_next_is_not_held_up():
     hangs.set()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_an_evaluation_fails_with_is_said_by_who_takes_it():
     def evaluate() -> Evaluation:
         raise ValueError("no prompts")

@@ -101,6 +101,7 @@ MUTABLE_DATACLASSES = {
 BROAD_HANDLERS = {
     "rewards/*": (99, "the scoring boundary: whatever a scorer does becomes a recorded outcome"),
     "cli*": (1, "the top boundary: any failure becomes exit code 1 and a message"),
+    "evaluations.py": (1, "the end of a thread: whatever an evaluation fails with is raised by who takes it"),
     "run.py": (1, "the end of a run: any failure becomes its summary, status failed, and the exit code"),
 }
 """Files that may catch everything, how often each, and why."""

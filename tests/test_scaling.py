@@ -224,9 +224,12 @@ FAKES = {
     "scontrol": 'if [ "$1" = show ]; then printf "n1\\nn2\\nn3\\n"; else echo "$@" >> "$SAID"; fi',
     "srun": 'echo "srun $*" >> "$SAID"',
     "ray": "exit 0",
-    "tba": 'echo "tba $*" >> "$SAID"; trap "sleep 0.2; exit 130" TERM; while [ -z "$QUICK" ]; do sleep 0.05; done',
+    "tba": """trap "sleep 0.2; exit 130" TERM
+until [ "$(grep -c ^srun "$SAID")" -ge 3 ]; do sleep 0.05; done
+echo "tba $*" >> "$SAID"
+while [ -z "$QUICK" ]; do sleep 0.05; done""",
 }
-"""Commands of a SLURM node: what they are asked is noted; a run lasts until it is told to stop."""
+"""Commands of a SLURM node: what they are asked is noted; a run sees all nodes, and lasts until it is told to stop."""
 
 
 @pytest.mark.parametrize(("is_warned", "is_begun"), [(True, False), (False, True)])

@@ -40,8 +40,7 @@ class Beside:
             try:
                 future.set_result(self._evaluate(*arguments, **options))
             except BaseException as error:
-                future.set_exception(error)
-                raise
+                future.set_exception(error)  # who takes it raises it
 
         threading.Thread(target=work, name="evaluation", daemon=True).start()
 
