@@ -356,7 +356,7 @@ import os, threading
 from tba.rewards.child import requests
 
 def serve(connection, limit_s):
-    for gold, answer in requests(connection):
+    for gold, answer in requests(connection, 60.0):
         if answer == "hang":
             threading.Event().wait()
         if answer == "die":

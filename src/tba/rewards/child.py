@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import multiprocessing
@@ -18,7 +19,7 @@ BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tba.reward
 again and may be started by a daemonic process."""
 
 ORPHAN_S = 5.0
-"""Seconds after which an idle child notices that its parent has gone."""
+"""Seconds after which a child notices that its parent has gone: an idle one at once, a busy one after its limit."""
 
 
 class Child:
@@ -64,16 +65,23 @@ def _end(process: subprocess.Popen[bytes], pipe: Connection) -> None:
     pipe.close()
 
 
-def requests(connection: Connection) -> Any:
-    """Body of a child: says that it is ready, then yields each request until the parent closes the pipe or dies."""
-    parent = os.getppid()
+def requests(connection: Connection, limit_s: float) -> Any:
+    """Body of a child: says that it is ready, then yields each request until the parent closes the pipe or dies.
+
+    One that takes longer than `limit_s` seconds is ended from outside; if nobody is left to do it, `ORPHAN_S` later by
+    a clock that needs nothing of Python, which the request may hold.
+    """
+    parent, nowhere = os.getppid(), os.open(os.devnull, os.O_WRONLY)
     connection.send("ready")
     with contextlib.suppress(EOFError, OSError):
         while True:
             while not connection.poll(ORPHAN_S):
                 if os.getppid() != parent:
                     return
-            yield connection.recv()
+            request = connection.recv()
+            faulthandler.dump_traceback_later(limit_s + ORPHAN_S, exit=True, file=nowhere)
+            yield request
+            faulthandler.cancel_dump_traceback_later()
 
 
 def main() -> None:

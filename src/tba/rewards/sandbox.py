@@ -49,10 +49,10 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def serve(connection: Connection, function_spec: str) -> None:
+def serve(connection: Connection, function_spec: str, limit_s: str) -> None:
     """Body of the scoring process: one answer per request."""
     function = load_function(function_spec)
-    for prompt, completions in requests(connection):
+    for prompt, completions in requests(connection, float(limit_s)):
         connection.send(score_safely(function, prompt, completions))
 
 
@@ -85,7 +85,7 @@ class TimedScorer:
 
     def _start(self) -> Child:
         if self._child is None:
-            self._child = Child("tba.rewards.sandbox:serve", self._spec)
+            self._child = Child("tba.rewards.sandbox:serve", self._spec, str(self._limit_s))
             if not self._child.is_ready(START_LIMIT_S):
                 self.close()
                 raise ValueError(f"task.reward = {self._spec!r}: its process did not start within {START_LIMIT_S:g} s.")
