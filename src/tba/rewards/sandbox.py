@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -18,6 +20,8 @@ from tba.rewards.functions import Failure, RewardFunction, Score, score_safely
 
 START_LIMIT_S = 60.0
 """Seconds that the process may take to import the function's module."""
+ORPHAN_S = 5.0
+"""Seconds beyond its limit after which a scoring process ends itself: who waited for it is gone too."""
 
 
 def load_function(spec: str) -> RewardFunction:
@@ -50,8 +54,13 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _serve(connection: Connection, function_spec: str) -> None:
-    """Body of the scoring process: one answer per request, until the pipe closes."""
+def _serve(connection: Connection, function_spec: str, limit_s: float) -> None:
+    """Body of the scoring process: one answer per request, until the pipe closes.
+
+    A function that hangs is ended from outside; if nobody is left to do it, by a clock that needs nothing of Python,
+    which the function may hold.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     function = load_function(function_spec)
     connection.send("ready")
     while True:
@@ -59,7 +68,10 @@ def _serve(connection: Connection, function_spec: str) -> None:
             prompt, completions = connection.recv()
         except EOFError:
             return
-        connection.send(score_safely(function, prompt, completions))
+        faulthandler.dump_traceback_later(limit_s + ORPHAN_S, exit=True, file=nowhere)
+        scored = score_safely(function, prompt, completions)
+        faulthandler.cancel_dump_traceback_later()
+        connection.send(scored)
 
 
 class TimedScorer:
@@ -96,7 +108,7 @@ class TimedScorer:
             return self._pipe
         context: Any = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._spec), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, self._spec, self._limit_s), daemon=True)
         process.start()
         theirs.close()
         self._process, self._pipe = process, pipe

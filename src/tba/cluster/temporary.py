@@ -1,0 +1,42 @@
+"""Ray's temporary folder: it goes with its run, or with the next one if its run was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "tba-"
+LOCK = "in-use"
+"""Locked by the process that made the folder: the system lets go of it when that ends, however it ends."""
+
+
+class TemporaryFolder:
+    """A folder for one run's Ray, in the system's place for temporary files."""
+
+    def __init__(self) -> None:
+        """Makes it, and removes those of runs that are no more."""
+        remove_abandoned()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        making = self.path / f"{LOCK}.partial"
+        self._lock = making.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.replace(making, self.path / LOCK)  # so that nobody finds it unlocked
+
+    def remove(self) -> None:
+        """Removes it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_abandoned() -> None:
+    """Removes the folders whose process is gone; those of others, or without a lock, stay."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            with (folder / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # it is in use, somebody else's, or no such folder
+            continue
