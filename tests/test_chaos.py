@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,11 +88,11 @@ def test_the_folder_of_a_killed_run_goes_with_the_next_ones_start(temporary: Pat
     unlocked = temporary / "tba-someone-else"
     unlocked.mkdir()
     killed.kill()
-    killed.wait()
+    killed.communicate()
     own = TemporaryFolder()
     assert [folder.exists() for folder in (*folders, unlocked)] == [False, True, True]
     living.kill()
-    living.wait()
+    living.communicate()
     own.remove()
     assert sorted(temporary.iterdir()) == sorted([folders[1], unlocked])
 
@@ -102,6 +103,16 @@ def test_a_folder_in_use_is_locked_from_its_first_moment(temporary: Path):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     own.remove()
     assert list(temporary.iterdir()) == []
+
+
+def test_what_still_runs_with_the_folder_ends_with_it(temporary: Path):
+    own = TemporaryFolder()
+    straggler, other = (python("import time; time.sleep(600)", folder) for folder in (own.path, temporary))
+    own.remove()
+    assert straggler.wait(LIMIT_S) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 # ---- what looks is looked at -----------------------------------------------------------------------

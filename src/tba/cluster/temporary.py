@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -26,9 +28,22 @@ class TemporaryFolder:
         os.replace(making, self.path / LOCK)  # so that nobody finds it unlocked
 
     def remove(self) -> None:
-        """Removes it with all that is in it."""
+        """Ends what still runs with it, as after a start that Ray gave up half-way, and removes it with all in it."""
+        for pid in _users_of(self.path):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+
+
+def _users_of(folder: Path) -> list[int]:
+    """Processes whose command line names a folder; none where the system does not tell."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def remove_abandoned() -> None:
