@@ -21,7 +21,8 @@ from chaos_reward import HANGS, NAN, RAISES, chance, faulty
 from chaos_runs import ledger_faults, log_faults, prompt_faults
 from makers import a_completion, a_prompt
 from tba import metrics as m
-from tba.cluster.temporary import LOCK, TemporaryFolder
+from tba.cluster.searchers import RunFailedError
+from tba.cluster.temporary import LOCK, TemporaryFolder, start_in_folder
 from tba.leases import Leases, Pace
 
 LIMIT_S = 60.0
@@ -113,6 +114,29 @@ def test_what_still_runs_with_the_folder_ends_with_it(temporary: Path):
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_ray_is_started_again_in_another_folder_when_it_gives_up(temporary: Path):
+    tried: list[Path] = []
+    notes: list[str] = []
+
+    def gives_up(times: int) -> Callable[[str], None]:
+        def init(folder: str) -> None:
+            tried.append(Path(folder))
+            if len(tried) <= times:
+                raise Exception("The current node timed out during startup.\nMore.")  # Ray has no class of its own
+
+        return init
+
+    own = start_in_folder(gives_up(2), lambda kind, record: notes.append(record["text"]))
+    assert [folder.exists() for folder in tried] == [False, False, True]
+    assert own.path == tried[2]
+    assert notes == ["Ray did not start (The current node timed out during startup.); it is started again"] * 2
+    own.remove()
+    tried.clear()
+    with pytest.raises(RunFailedError, match=r"in 3 tries \(The current node timed out during startup\.\)"):
+        start_in_folder(gives_up(3), lambda kind, record: None)
+    assert list(temporary.iterdir()) == []
 
 
 # ---- what looks is looked at -----------------------------------------------------------------------

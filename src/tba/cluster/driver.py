@@ -24,7 +24,7 @@ from tba.cluster.searcher import SearcherProcess
 from tba.cluster.searchers import START_LIMIT_S, RunFailedError, Searchers, reason_of
 from tba.cluster.shards import ShardProcess
 from tba.cluster.start import settle
-from tba.cluster.temporary import TemporaryFolder
+from tba.cluster.temporary import TemporaryFolder, start_in_folder
 from tba.cluster.trainer import TrainerProcess
 from tba.cluster_settings import ShareSettings
 from tba.control import Requests
@@ -88,11 +88,10 @@ class Cluster:
     def _start_ray(self) -> int:
         """Starts Ray on this machine; returns its cores."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._temporary = TemporaryFolder()
-        ray.init(
+        self._temporary = start_in_folder(lambda folder: ray.init(
             address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
-            logging_level=logging.ERROR, _temp_dir=str(self._temporary.path),
-        )
+            logging_level=logging.ERROR, _temp_dir=folder,
+        ), self._say)
         self._check_room()
         return cores
 

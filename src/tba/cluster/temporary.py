@@ -8,8 +8,13 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from tba.cluster.searchers import RunFailedError
+from tba.metrics import Say
+
+START_TRIES = 3
 PREFIX = "tba-"
 LOCK = "in-use"
 """Locked by the process that made the folder: the system lets go of it when that ends, however it ends."""
@@ -34,6 +39,29 @@ class TemporaryFolder:
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+
+
+def start_in_folder(init: Callable[[str], object], say: Say) -> TemporaryFolder:
+    """Has `init` start Ray in a new folder, and again in another if it fails: on a busy machine Ray gives up after 30 s.
+
+    Raises:
+        RunFailedError: it has failed `START_TRIES` times.
+    """
+    for tries_left in reversed(range(START_TRIES)):
+        folder = TemporaryFolder()
+        try:
+            init(str(folder.path))
+            return folder
+        except Exception as error:  # Ray has no class for it
+            folder.remove()
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if tries_left:
+                say("note", {"text": f"Ray did not start ({said}); it is started again"})
+                continue
+            raise RunFailedError(
+                f"Ray did not start on this machine in {START_TRIES} tries ({said}); it may be too busy: try again later."
+            ) from error
+    raise AssertionError("the last try returns or raises")
 
 
 def _users_of(folder: Path) -> list[int]:
