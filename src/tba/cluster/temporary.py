@@ -42,26 +42,27 @@ class TemporaryFolder:
 
 
 def start_in_folder(init: Callable[[str], object], say: Say) -> TemporaryFolder:
-    """Has `init` start Ray in a new folder, and again in another if it fails: on a busy machine Ray gives up after 30 s.
+    """Has `init` start Ray in a new folder, and in another if it fails: on a busy machine Ray gives itself up.
 
     Raises:
         RunFailedError: it has failed `START_TRIES` times.
     """
-    for tries_left in reversed(range(START_TRIES)):
+    tries = 0
+    while True:
         folder = TemporaryFolder()
         try:
             init(str(folder.path))
             return folder
         except Exception as error:  # Ray has no class for it
             folder.remove()
+            tries += 1
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            if tries_left:
+            if tries < START_TRIES:
                 say("note", {"text": f"Ray did not start ({said}); it is started again"})
                 continue
             raise RunFailedError(
-                f"Ray did not start on this machine in {START_TRIES} tries ({said}); it may be too busy: try again later."
+                f"Ray did not start on this machine in {tries} tries ({said}); it may be too busy, so try again later."
             ) from error
-    raise AssertionError("the last try returns or raises")
 
 
 def _users_of(folder: Path) -> list[int]:
