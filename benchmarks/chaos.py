@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     kills.add_argument("--moments", type=int, default=20)
     kills.add_argument("--steps", type=int, default=320)
     kills.add_argument("--seed", type=int, default=0)
+    kills.add_argument("--warm", action="store_true", help="lockstep: fork from a process that has imported everything")
+    kills.add_argument("--most-minutes", type=float, default=math.inf, help="begin no run after these")
     short = parts.add_parser("short", help="short runs in a row")
     short.add_argument("--runs", type=int, default=50)
     for part in (storm, kills, short):
@@ -73,7 +76,10 @@ def measured(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if chosen.part == "storm":
         return chaos_storm.measure(chosen.task, chosen.minutes, seeds=chosen.seeds, folder=folder)
     if chosen.part == "kills":
-        return chaos_kills.measure(chosen.mode, chosen.moments, seed=chosen.seed, steps=chosen.steps, folder=folder)
+        return chaos_kills.measure(
+            chosen.mode, chosen.moments, seed=chosen.seed, steps=chosen.steps, folder=folder, is_warm=chosen.warm,
+            most_minutes=chosen.most_minutes,
+        )
     return chaos_short.measure(chosen.runs, folder=folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import shutil
@@ -41,6 +42,8 @@ class Kills:
     moments: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     faults: list[str] = field(default_factory=list[str])
     runs: int = 0
+    is_warm: bool = False
+    """Whether processes are copies of this one: see `Forked`."""
     compared: int = 0
     """Runs compared with one that nothing interrupted."""
 
@@ -55,7 +58,7 @@ class Kills:
 
     def _start(self, words: list[str], run: Path) -> Started:
         said = self.folder / f"{run.name}-said-{len(self.moments)}-{time.monotonic_ns()}"
-        return Started(words, said, self.places.environment)
+        return Started(words, said, self.places.environment, is_forked=self.is_warm)
 
 
 def strike(kills: Kills, started: Started, run: Path, who: str) -> dict[str, Any] | None:
@@ -136,10 +139,16 @@ def go_on(kills: Kills, run: Path, has_checkpoint: bool) -> Started:
     return kills.begin(run)
 
 
-def measure(mode: str, moments: int, *, seed: int, steps: int, folder: Path) -> dict[str, Any]:
-    """`moments` kills in runs of `steps` steps, and every fault that was found."""
+def measure(
+    mode: str, moments: int, *, seed: int, steps: int, folder: Path, is_warm: bool, most_minutes: float
+) -> dict[str, Any]:
+    """`moments` kills in runs of `steps` steps, or as many as `most_minutes` allow, and every fault that was found."""
+    if is_warm:
+        for name in ("torch", "transformers", "tba.run", "tba.policy", "tba.progress"):
+            importlib.import_module(name)
     places = Places()
-    kills = Kills(mode=mode, steps=steps, rng=random.Random(f"kills {mode} {seed}"), places=places, folder=folder)
+    kills = Kills(mode=mode, steps=steps, rng=random.Random(f"kills {mode} {seed}"), places=places, folder=folder,
+                  is_warm=is_warm)
     started = time.monotonic()
     whole = None
     try:
@@ -147,7 +156,7 @@ def measure(mode: str, moments: int, *, seed: int, steps: int, folder: Path) -> 
             whole = folder / "whole"
             code = kills.begin(whole).wait()
             assert code == 0, f"the run that nothing interrupts ended with {code}"
-        while len(kills.moments) < moments:
+        while len(kills.moments) < moments and time.monotonic() < started + 60 * most_minutes:
             one_run(kills, moments, whole)
         left = places.left()
     finally:
@@ -157,8 +166,9 @@ def measure(mode: str, moments: int, *, seed: int, steps: int, folder: Path) -> 
     by = {who: sum(met["who"] == who for met in kills.moments) for who in ("driver", "trainer", "depot")}
     return {
         "part": f"kills {mode}", "moments": len(kills.moments), "runs": kills.runs, "by": by, "seed": seed,
-        "steps": steps,
+        "steps": steps, "is_warm": is_warm,
         "without_checkpoint": sum(met["resumes_from"] is None for met in kills.moments), "compared": kills.compared,
-        "slowest_end_s": max(met["ended_s"] for met in kills.moments), "minutes": (time.monotonic() - started) / 60,
+        "slowest_end_s": max((met["ended_s"] for met in kills.moments), default=0.0),
+        "minutes": (time.monotonic() - started) / 60,
         "faults": kills.faults, "holds": not kills.faults, "met": kills.moments,
     }

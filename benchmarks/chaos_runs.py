@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tba import checkpoint
 from tba import metrics as m
+from tba.cli import main
 
 LIMIT_S = 900.0
 """Seconds in which a run has to come to its next step, or to its end: this machine may be busy with other things."""
@@ -22,15 +24,59 @@ OF_A_CLOCK = {m.WALL, m.WAIT_SECONDS, m.STEP_SECONDS, m.COLLATE_SECONDS, m.DRAW_
 """Metrics in which an interrupted run may differ from one that was not."""
 
 
+class Forked:
+    """A command of `tba` in a copy of this process, which has imported what takes long: as `Popen`, as far as needed.
+
+    A kill -9 is a kill -9; what it spares is the start of the interpreter and the libraries' import.
+    """
+
+    def __init__(self, words: Sequence[str], out: TextIO, err: TextIO, environment: Mapping[str, str]) -> None:
+        """Only where this process has no other thread."""
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            os.environ.update(environment)
+            code = main(list(words))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative if a signal ended it; None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, limit_s: float) -> int:
+        """Its exit code, waited for."""
+        deadline = time.monotonic() + limit_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} has not ended in {limit_s:g} s.")
+            time.sleep(LOOK_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+
+
 class Started:
     """A command of `tba` under way; what it says goes to files, so that it never waits for a reader."""
 
-    def __init__(self, words: Iterable[str], said: Path, environment: Mapping[str, str]) -> None:
-        """`said` is the stem of the files."""
+    def __init__(
+        self, words: Sequence[str], said: Path, environment: Mapping[str, str], *, is_forked: bool = False
+    ) -> None:
+        """`said` is the stem of the files; `is_forked`: see `Forked`."""
         self.said = said
         self._out, self._err = (said.with_suffix(end).open("w+") for end in (".out", ".err"))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tba", *words], stdout=self._out, stderr=self._err, env=dict(environment)
+        self.process: Forked | subprocess.Popen[bytes] = (
+            Forked(words, self._out, self._err, environment) if is_forked else subprocess.Popen(
+                [sys.executable, "-m", "tba", *words], stdout=self._out, stderr=self._err, env=dict(environment)
+            )
         )
         self.pid = self.process.pid
 
