@@ -29,7 +29,8 @@ from tba.tasks.enumerable import Enumerable
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TIMES = {m.WALL, m.WAIT_SECONDS, m.STEP_SECONDS, m.COLLATE_SECONDS, m.DRAW_SECONDS, m.PUBLISH_SECONDS,
-         m.RESCORE_SECONDS, m.RECORD_SECONDS}
+         m.RESCORE_SECONDS, m.RECORD_SECONDS, m.ATTEMPT}
+"""What a clock gave, or a restart changes."""
 STEPS = 96
 FEW = ["trainer.steps=96", "checkpoint.every=20", "evaluation.every=0", "evaluation.samples=8", "seed=5"]
 """Checkpoints at the ends of rounds 32, 48, 64, 80 and 96."""

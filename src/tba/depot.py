@@ -104,6 +104,7 @@ class Depot:
         fresh, self._fresh = self._fresh, []
         longest, hardest = self.buffer.served()
         return draws, {
+            m.ATTEMPT: self.attempt,
             m.BUFFER_SIZE: len(self.buffer), m.BUFFER_PROMPTS: self.buffer.num_prompts,
             m.INSERTED: self.buffer.inserted, m.REUSE: self.buffer.consumed / max(1, self.buffer.inserted),
             m.UNSCORED: self._unscored, m.STRADDLING: self._straddling / max(1, self._completions),

@@ -34,6 +34,7 @@ def _declare(name: str, unit: str, meaning: str) -> str:
 STEP = _declare("step", "steps", "optimizer steps tried, this one included")
 VERSION = _declare("version", "steps", "optimizer steps that the trainer's weights have had")
 ROUND = _declare("round", "rounds", "publications before this step")
+ATTEMPT = _declare("attempt", "restarts", "restarts from checkpoints that led to this step")
 WALL = _declare("wall_s", "s", "time since training began, start-up excluded, earlier attempts included")
 
 LOSS = _declare("train/loss", "reward units",

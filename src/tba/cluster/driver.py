@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from tba.cluster.searcher import SearcherProcess
 from tba.cluster.searchers import START_LIMIT_S, RunFailedError, Searchers, reason_of
 from tba.cluster.shards import ShardProcess
 from tba.cluster.start import settle
+from tba.cluster.temporary import TemporaryFolder, start_in_folder
 from tba.cluster.trainer import TrainerProcess
 from tba.cluster_settings import ShareSettings
 from tba.control import Requests
@@ -60,7 +59,7 @@ class Cluster:
         self._tree = settings.resolved()
         self._limit = settings.async_.wait_limit_s
         self._sync = settings.trainer.sync_every
-        self._temp = ""
+        self._temporary: TemporaryFolder | None = None
         self._publishing: Any = None
         self._is_searching = False
         self._requests = Requests(run_dir)
@@ -89,11 +88,10 @@ class Cluster:
     def _start_ray(self) -> int:
         """Starts Ray on this machine; returns its cores."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._temp = tempfile.mkdtemp(prefix="tba-")
-        ray.init(
+        self._temporary = start_in_folder(lambda folder: ray.init(
             address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
-            logging_level=logging.ERROR, _temp_dir=self._temp,
-        )
+            logging_level=logging.ERROR, _temp_dir=folder,
+        ), self._say)
         self._check_room()
         return cores
 
@@ -295,8 +293,8 @@ class Cluster:
         """Ends every process of the run, and removes Ray's temporary files."""
         if ray.is_initialized():
             ray.shutdown()
-        if self._temp:
-            shutil.rmtree(self._temp, ignore_errors=True)
+        if self._temporary is not None:
+            self._temporary.remove()
 
     def _get(self, reference: Any, awaited: str, limit_s: float | None = None) -> Any:
         """The value of a reference, within the limit, which is `async.wait_limit_s` unless given.
