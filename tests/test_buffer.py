@@ -165,7 +165,10 @@ def test_max_age_is_the_oldest_that_may_be_consumed():
         buffer.add(a_group("p", [((version, 2), 0.1), ((version, 3, 2), 0.1)], version=version))
     (draw,) = buffer.sample(1, 4, version=4, rng=rng())
     assert sorted(draw.ages) == [2, 2, 3, 3]
-    assert buffer.ledger()["trajectories"]["evicted"] == {"too old": 2}
+    assert buffer.ledger()["trajectories"]["evicted"] == {"came too old": 2}
+    buffer.add(a_group("p", [((7, 2), 0.1), ((7, 3, 2), 0.1)], version=1))  # with those of version 1 that were offered
+    buffer.sample(1, 2, version=5, rng=rng())
+    assert buffer.ledger()["trajectories"]["evicted"] == {"came too old": 4, "too old": 2}
 
 
 def test_recent_age_is_in_the_window_and_one_more_is_out():

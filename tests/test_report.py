@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -143,6 +144,12 @@ def make_run(path: Path, word: str = PLAIN, *, num_steps: int = 23) -> Path:
                 "start": {"pass@1": 0.1, word: 1.5},
                 "final": {"pass@1": 0.6, word: 2.5},
                 "message": word,
+                "trainer": {"step_s": 12.0, "wait_s": 6.0, "draw_s": 2.0, "publish_s": 2.0, "checkpoint_s": 9.0},
+                "searchers": {
+                    "searcher-0": {"sampling_s": 6.0, "scoring_s": 1.0, "idle_s": 2.0},
+                    word: {"sampling_s": 9.0, "idle_s": 1.0, f"{word}_s": 1.0},
+                },
+                "advice": word,
             }
         )
     )
@@ -271,6 +278,45 @@ def test_page_shows_the_run(benign: Page) -> None:
         assert spec["unit"]
     for caption in re.findall(r'<figcaption id="[^"]*">([^<]*)', benign.source):
         assert len(caption) > 20
+
+
+def test_page_tells_where_the_time_went(benign: Page) -> None:
+    # Trainer: 12 + 2 + 2 + (6 - 2) = 20 s. Searchers: 15 + 1 + 3 + 1 = 20 s, in their order, unknown parts last.
+    assert "Where the time went a plain text trainer" in benign.text
+    for said in (
+        "training 60.0 % 12.0 s forward", "drawing 10.0 % 2.0 s", "publishing 10.0 % 2.0 s", "idle 20.0 % 4.0 s waiting",
+        "2 in all", "sampling 75.0 % 15.0 s", "scoring 5.0 % 1.0 s", "idle 15.0 % 3.0 s", "a plain text 5.0 % 1.0 s",
+    ):
+        assert said in benign.text
+    assert 'aria-label="trainer: training 60.0 %, drawing 10.0 %, publishing 10.0 %, idle 20.0 %"' in benign.source
+    widths = [float(width) for width in re.findall(r'style="width: ([0-9.]+)%"', benign.source)]
+    assert widths == [60, 10, 10, 20, 75, 5, 15, 5]
+
+
+@pytest.mark.parametrize("spent", [
+    {}, {"trainer": None, "searchers": [1]}, {"trainer": {"wait_share": 0.3}, "searchers": {"searcher-0": "no"}},
+    {"trainer": {"step_s": math.nan, "wait_s": -1, "publish_s": True}, "searchers": {"searcher-0": {"idle_s": "1"}}},
+    {"trainer": {"step_s": 10**400}, "searchers": {}, "advice": None},
+])
+def test_a_summary_that_does_not_tell_of_times_gives_a_page(tmp_path: Path, spent: dict[str, Any]) -> None:
+    run = make_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    kept = {name: value for name, value in summary.items() if name not in ("trainer", "searchers", "advice")}
+    (run / "summary.json").write_text(json.dumps({**kept, **spent}))
+    page = report_of(run)
+    assert page.open == []
+    assert "Where the time went The summary does not tell. Curves" in page.text
+
+
+def test_half_of_the_times_is_shown_and_lockstep_is_told_apart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "config.yaml").write_text("mode: lockstep\n")
+    many = {f"part-{number:02d}_s": 1.0 for number in range(30)}
+    (run / "summary.json").write_text(json.dumps({"searchers": {"searcher-0": {**many, "idle_s": 2.0}}}))
+    page = report_of(run)
+    assert "1 in all, their time summed; one process: while one side works, the other is idle" in page.text
+    assert "idle 6.2 % 2.0 s waiting for leases and weights part-00 3.1 % 1.0 s" in page.text
+    assert page.source.count('<span class="key') == 8
 
 
 def test_styles_of_lines_differ_without_colour(benign: Page) -> None:

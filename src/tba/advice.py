@@ -22,7 +22,7 @@ SCORING = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Shares of the time of each side, by part of its work; empty where nothing was measured."""
+    """The time of each side, in seconds or in shares of it, by part of its work; empty where nothing was measured."""
 
     trainer: Mapping[str, float]
     """training (forward, backward and optimizer), drawing (waiting for a batch in the making), publishing, idle."""
@@ -32,6 +32,12 @@ class Times:
 
 def times_of(summary: Mapping[str, Any]) -> Times:
     """The shares in a run's summary."""
+    spent = seconds_of(summary)
+    return Times(trainer=_shares(spent.trainer), searchers=_shares(spent.searchers))
+
+
+def seconds_of(summary: Mapping[str, Any]) -> Times:
+    """The seconds in a run's summary."""
     spent = summary["trainer"]
     drawing = spent.get("draw_s", 0.0)
     trainer = {
@@ -43,7 +49,7 @@ def times_of(summary: Mapping[str, Any]) -> Times:
         for part, seconds in parts.items():
             name = part.removesuffix("_s")
             searchers[name] = searchers.get(name, 0.0) + seconds
-    return Times(trainer=_shares(trainer), searchers=_shares(searchers))
+    return Times(trainer=trainer, searchers=searchers)
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tba import metrics as m
-from tba.buffer.entries import Draw
+from tba.buffer.entries import Draw, TooOldError
 from tba.buffer.memory import ReplayBuffer
 from tba.buffer.options import Options
 from tba.buffer.shards import ShardedBuffer, Shards
@@ -95,12 +95,14 @@ class Depot:
 
         Raises:
             EmptyBufferError: no prompt has a whole group.
+            TooOldError: the buffer gave out what is older than `buffer.max_age`, or as recent what is not.
         """
         started = time.perf_counter()
         trainer = self._settings.trainer
         draws = self.buffer.sample(
             self._settings.groups_per_step, trainer.group_size, version=version, rng=self._rng
         )
+        check_ages(draws, version, max_age=self._settings.buffer.max_age, recent_age=self._settings.recent_age)
         fresh, self._fresh = self._fresh, []
         longest, hardest = self.buffer.served()
         return draws, {
@@ -140,6 +142,23 @@ class Depot:
         self._completions, self._straddling = state["completions"], state["straddling"]
         self._fresh = state["fresh"]
         self._rng.bit_generator.state = state["rng"]
+
+
+def check_ages(draws: Sequence[Draw], version: int, *, max_age: int | None, recent_age: int) -> None:
+    """Holds what was drawn for a trainer at `version` to the bounds on age, in steps; see docs/asynchrony.md.
+
+    Raises:
+        TooOldError: a trajectory is older than `max_age`, or drawn as recent and older than `recent_age`.
+    """
+    for draw in draws:
+        age = version - min(trajectory.completion.version for trajectory in draw.trajectories)
+        for name, bound in (("max_age", max_age), ("recent_age", recent_age if draw.sampler == "recent" else None)):
+            if bound is not None and age > bound:
+                raise TooOldError(
+                    f"the sampler {draw.sampler!r} drew a trajectory of prompt {draw.prompt.id!r} that is {age} steps "
+                    f"old for version {version}, and buffer.{name} = {bound}: a fault of the buffer; nothing was "
+                    f"trained on it, so that tba resume can go on from the newest checkpoint."
+                )
 
 
 def _drift(trajectory: Trajectory) -> tuple[float, float]:

@@ -79,7 +79,7 @@ class Trainer:
         )
         self._reference = MovingReference(policy, settings.reference)
         self._resets_optimizer = settings.reference.reset_optimizer
-        self._clip_norm = trainer.clip_norm
+        self._clip_norm, self._max_age = trainer.clip_norm, settings.buffer.max_age
         self._max_bad_steps = trainer.max_bad_steps
         self._bad_in_a_row = 0
         self._parameters = {n: p for n, p in named_tensors(policy.model).items() if p.requires_grad}
@@ -100,9 +100,11 @@ class Trainer:
         loss or gradient is not finite leaves the weights alone and is counted.
 
         Raises:
-            TrainingFailedError: `max_bad_steps` steps in a row were not finite.
+            TrainingFailedError: `max_bad_steps` steps in a row were not finite; or a trajectory of the batch is older
+                than `buffer.max_age`, and nothing is done then.
         """
         started = time.perf_counter()
+        self._check_age(batch)
         step = self.steps + 1
         rate = self._schedules.learning_rate_at(step)
         beta = self._schedules.beta_at(step) if self._control is None else self._control.beta
@@ -135,6 +137,17 @@ class Trainer:
             m.RECORD_SECONDS: record_s, m.RECORDS_LOST: 0 if self._recorder is None else self._recorder.lost,
             m.STEP_SECONDS: time.perf_counter() - started,
         }
+
+    def _check_age(self, batch: Batch) -> None:
+        """Refuses what is older than the bound on age; see docs/asynchrony.md."""
+        oldest = min(int(micro.version_N.min()) for micro in batch.micro_batches)
+        if self._max_age is not None and self.version - oldest > self._max_age:
+            raise TrainingFailedError(
+                f"step {self.steps + 1} got a trajectory that version {oldest} sampled, which is "
+                f"{self.version - oldest} steps old for version {self.version}, and buffer.max_age = {self._max_age}: "
+                f"a fault of the buffer; nothing was trained on it, so that tba resume can go on from the newest "
+                f"checkpoint."
+            )
 
     def _record(
         self, parts: Sequence[dict[str, Any]], sources: Sequence[Source], facts: dict[str, float], *, is_finite: bool

@@ -11,6 +11,10 @@ class EmptyBufferError(RuntimeError):
     """Nothing can be drawn: no prompt has a whole group of scored trajectories."""
 
 
+class TooOldError(RuntimeError):
+    """A draw holds what is older than the settings allow: a fault of the buffer, never of the data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """One group drawn, and where it came from."""

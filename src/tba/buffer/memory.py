@@ -61,6 +61,7 @@ class ReplayBuffer:
         self.unmet = Counter[str]()
         """Groups of the last batch that a sampler without an eligible prompt left to the others, by its name."""
         self._files: Any = None
+        self._offered = 0
         self._empty()
 
     def _empty(self) -> None:
@@ -202,9 +203,10 @@ class ReplayBuffer:
     def _evict_too_old(self, version: int) -> None:
         if self.options.max_age is not None:
             oldest = version - self.options.max_age
+            numbers = self.storage.rows.number
             for old in sorted(v for v in self.storage.versions if v < oldest):
                 for row in self.storage.rows_of_version(old):
-                    self._evict(row, "too old")
+                    self._evict(row, "too old" if numbers[row] < self._offered else "came too old")
 
     # ---- drawing ----
 
@@ -235,9 +237,13 @@ class ReplayBuffer:
         return self._give_out(drawn)
 
     def advance(self, version: int) -> None:
-        """Evicts what is too old for a trainer at `version`, and moves the window of what is recent."""
+        """Evicts what is too old for a trainer at `version`, and moves the window of what is recent.
+
+        What no draw could have taken, since it was too old at the first after it came, is counted apart.
+        """
         storage, options = self.storage, self.options
         self._evict_too_old(version)
+        self._offered = storage.next_number
         storage.advance(version - options.recent_age)
         storage.forget_versions(version - max(options.recent_age, options.max_age or 0))
 
@@ -338,7 +344,7 @@ class ReplayBuffer:
 
         self._files = self._files or Files()
         state = {
-            "consumed": self.consumed, "ledger": self.fates.state(),
+            "consumed": self.consumed, "offered": self._offered, "ledger": self.fates.state(),
             "lengths": {name: list(column) for name, column in self.length_sums.sums.items()},
         }
         self._files.save(path, self.storage, self.prompt_sums, state)
@@ -355,6 +361,7 @@ class ReplayBuffer:
         self._files = Files()
         state, prompts = self._files.load(path, self.storage)
         self.consumed = state["consumed"]
+        self._offered = state.get("offered", self.storage.next_number)
         self.fates.restore(state["ledger"])
         for tally, sums in ((self.prompt_sums, prompts), (self.length_sums, state["lengths"])):
             for name, column in tally.sums.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +22,16 @@ if TYPE_CHECKING:
     from tba.trainer import Snapshot
 
 
+MOST_UNDIGESTED = 2
+"""Copies of the weights that may wait for their digests: beyond, the trainer waits, and memory stays bounded."""
+
+
 class TrainerProcess:
     """The trainer, on a thread that does nothing else and never asks Ray between two steps.
 
     consumes: draws, one call of `feed` a step
-    waits for: on the trainer's thread, the next batch; in `step` and `publication`, what that thread makes
+    waits for: on the trainer's thread, the next batch, and digests that are too far behind; in `step` and
+        `publication`, what that thread makes
     woken by: `feed`; the trainer's thread
     produces: metrics, and weights as return values, which the driver owns
     """
@@ -41,6 +47,7 @@ class TrainerProcess:
         self._limit_s = settings.async_.wait_limit_s
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
         self._digesting = ThreadPoolExecutor(1, "publisher")
+        self._undigested = threading.BoundedSemaphore(MOST_UNDIGESTED)
         self._steps: dict[int, Future[dict[str, Any]]] = {}
         self._published: dict[int, Future[Weights]] = {}
         self._sent: Weights | None = None
@@ -83,8 +90,12 @@ class TrainerProcess:
         return record
 
     def _publish(self) -> None:
-        """Copies the weights, which is all that the trainer's thread does for a publication."""
+        """Copies the weights, which is all that the trainer's thread does for a publication.
+
+        It waits here only where steps are shorter than digests for long, which `publish_s` then shows.
+        """
         started = time.perf_counter()
+        self._undigested.acquire()  # given back by `_digest`, whatever becomes of it
         round_ = self._trainer.steps // self._sync
         snapshot = self._trainer.snapshot(round_, self._spare.pop() if self._spare else None)
         if snapshot.ref_version == self._sent_reference:
@@ -93,13 +104,14 @@ class TrainerProcess:
         self._digesting.submit(self._digest, snapshot, self._publication_of(round_))
         self._publish_s = time.perf_counter() - started
 
-    @staticmethod
-    def _digest(snapshot: Snapshot, publication: Future[Weights]) -> None:
+    def _digest(self, snapshot: Snapshot, publication: Future[Weights]) -> None:
         try:
             publication.set_result(snapshot.weights())
         except BaseException as error:
             publication.set_exception(error)
             raise
+        finally:
+            self._undigested.release()
 
     def _publication_of(self, round_: int) -> Future[Weights]:
         """The one future of a publication, whoever asks for it first."""

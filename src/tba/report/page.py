@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tba import metrics
-from tba.report import charts, ledger
+from tba.report import charts, ledger, times
 from tba.report.read import Answered, RunRecord, read_run, setting
 from tba.report.text import count, duration, figure, mapping, number, script_json, visible
 
@@ -117,6 +117,8 @@ def render(run: RunRecord) -> str:
         message=visible(run.summary.get("message") or ""),
         facts=_facts(run),
         headlines=_headlines(run),
+        sides=times.sides(run),
+        advice=visible(run.summary.get("advice") or "", 400),
         charts=drawn,
         balances=ledger.balances(run.ledger),
         reasons=ledger.reasons(run.ledger),
