@@ -1,10 +1,11 @@
 """What publishing costs the trainer, at a Llama of SmolLM2-135M's shape with random weights.
 
-The trainer's process as an async run has it, on a Ray of its own, is fed batches three ahead and publishes after every
-step. `share` is the time that its thread spends on publications, over all its time: training, waiting, publishing;
-`ratio` is the median publication over the median step. Then what others pay for the same tensors: a fresh copy and
-one into a recycled buffer, a digest, an adoption by an engine. Ratios within one run count: seconds move with whatever
-else the machine does.
+The trainer's process publishes after every step. `cpu_share` is what its thread computes for a publication over what it
+computes in all, which holds on a machine that is busy with other things. The rest is wall-clock. The process on a Ray
+of its own, as in an async run, fed three batches ahead: `share` is the time that its thread spends on publications over
+all its time (training, waiting, publishing), `ratio` the median publication over the median step with it. Then what
+others pay for the same tensors: a fresh copy and one into a recycled buffer, a digest, an adoption by an engine. Ratios
+within one run count: seconds move with whatever else the machine does.
 
     python benchmarks/publish.py --steps 6 --tokens 1024 --json publish.json
 """
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,8 @@ def settings_of(folder: Path, *, tokens: int, length: int, rank: int) -> Any:
     return read_settings("arithmetic", [
         f"model={folder}", "mode=async", f"policy.lora.rank={rank}", f"search.max_new_tokens={length}",
         f"search.num_samples={GROUP_SIZE}", f"trainer.group_size={GROUP_SIZE}", f"trainer.groups_per_step={groups}",
-        "buffer.reuse=1", "trainer.sync_every=1", "trainer.micro_batch_tokens=512", "trainer.record_every=0", "async.wait_limit_s=7200",
+        "buffer.reuse=1", "trainer.sync_every=1",
+        "trainer.micro_batch_tokens=512", "trainer.record_every=0", "async.wait_limit_s=7200",
     ])
 
 
@@ -126,8 +129,42 @@ def trained(settings: Any, vocabulary: int, *, steps: int, threads: int) -> list
     return found
 
 
+def on_the_thread(settings: Any, vocabulary: int, *, steps: int, threads: int) -> dict[str, float]:
+    """The same without Ray, one step after another, in seconds that the trainer's own thread computed.
+
+    That is what a publication costs it on a machine that is busy with other things: waiting for a core is left out.
+    With one thread only: others that help are not counted.
+    """
+    from tba import metrics as m
+    from tba.cluster.trainer import TrainerProcess
+
+    with tempfile.TemporaryDirectory() as run:
+        process = TrainerProcess(settings.resolved(), threads, None, run)
+        publish, published = process._publish, list[float]()
+
+        def timed() -> None:
+            started = time.thread_time()
+            publish()
+            published.append(time.thread_time() - started)
+
+        process._publish = timed  # type: ignore[method-assign]
+        process.publication(0)
+        spent = [process._thread.submit(time.thread_time).result()]
+        for step in range(1, steps + 1):
+            process.feed(step, (batch_of(settings, vocabulary, step), {m.SEARCH_KL: math.nan}, []))
+            process.step(step, None)
+            spent.append(process._thread.submit(time.thread_time).result())
+            process.publication(step)
+    both = [after - before for before, after in pairwise(spent)]
+    counted = range(AHEAD - 1, steps)
+    publish_s = statistics.median(published[place] for place in counted)
+    step_s = statistics.median(both[place] - published[place] for place in counted)
+    return {"cpu_step_s": step_s, "cpu_publish_s": publish_s, "cpu_first_publish_s": published[0],
+            "cpu_share": publish_s / (step_s + publish_s)}
+
+
 def stall_of(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What publications took of the trainer's time; the first steps, whose publications find no buffer, are left out."""
+    """What publications took of the trainer's time; without the first steps, whose publications find no buffer."""
     from tba import metrics as m
 
     counted = found[AHEAD:]
@@ -180,6 +217,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=SMOLLM2_135M["num_hidden_layers"], help="fewer for a trial")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rank", type=int, nargs="*", default=[0, 16], help="of the adapter; 0: the full model")
+    parser.add_argument("--without-ray", action="store_true", help="only what the thread computed, and the parts")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     shape = {**SMOLLM2_135M, "num_hidden_layers": chosen.layers}
@@ -188,8 +226,13 @@ def main() -> None:
         make_model(Path(folder), shape)
         for rank in chosen.rank:
             settings = settings_of(Path(folder), tokens=chosen.tokens, length=chosen.length, rank=rank)
-            steps = trained(settings, shape["vocab_size"], steps=chosen.steps + AHEAD, threads=chosen.threads)
-            row = {"rank": rank, **stall_of(steps), **parts_of(settings, threads=chosen.threads, times=5)}
+            size = {"steps": chosen.steps + AHEAD, "threads": chosen.threads}
+            row: dict[str, float] = {"rank": rank, "tokens": chosen.tokens}
+            row |= on_the_thread(settings, shape["vocab_size"], **size)
+            print(row, flush=True)
+            row |= parts_of(settings, threads=chosen.threads, times=5)
+            if not chosen.without_ray:
+                row |= stall_of(trained(settings, shape["vocab_size"], **size))
             results.append(row)
             print("  ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
     if chosen.json is not None:

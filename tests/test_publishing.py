@@ -29,7 +29,8 @@ SIZES = {"steps": 8, "groups_per_step": 1, "group_size": 2, "sync_every": 1, "re
 
 def tree(**model: Any) -> dict[str, Any]:
     """Settings that publish after every step."""
-    return settings_with(mode="async", trainer=SIZES, search={"num_samples": 2, "max_new_tokens": 3}, **model).resolved()
+    search = {"num_samples": 2, "max_new_tokens": 3}
+    return settings_with(mode="async", trainer=SIZES, search=search, **model).resolved()
 
 
 def drawn(seed: int) -> tuple[Any, dict[str, Any], list[Any]]:

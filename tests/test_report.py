@@ -284,8 +284,9 @@ def test_page_tells_where_the_time_went(benign: Page) -> None:
     # Trainer: 12 + 2 + 2 + (6 - 2) = 20 s. Searchers: 15 + 1 + 3 + 1 = 20 s, in their order, unknown parts last.
     assert "Where the time went a plain text trainer" in benign.text
     for said in (
-        "training 60.0 % 12.0 s forward", "drawing 10.0 % 2.0 s", "publishing 10.0 % 2.0 s", "idle 20.0 % 4.0 s waiting",
-        "2 in all", "sampling 75.0 % 15.0 s", "scoring 5.0 % 1.0 s", "idle 15.0 % 3.0 s", "a plain text 5.0 % 1.0 s",
+        "training 60.0 % 12.0 s forward", "drawing 10.0 % 2.00 s", "publishing 10.0 % 2.00 s",
+        "idle 20.0 % 4.00 s waiting",
+        "2 in all", "sampling 75.0 % 15.0 s", "scoring 5.0 % 1.00 s", "idle 15.0 % 3.00 s", "a plain text 5.0 % 1.00 s",
     ):
         assert said in benign.text
     assert 'aria-label="trainer: training 60.0 %, drawing 10.0 %, publishing 10.0 %, idle 20.0 %"' in benign.source
@@ -315,7 +316,7 @@ def test_half_of_the_times_is_shown_and_lockstep_is_told_apart(tmp_path: Path) -
     (run / "summary.json").write_text(json.dumps({"searchers": {"searcher-0": {**many, "idle_s": 2.0}}}))
     page = report_of(run)
     assert "1 in all, their time summed; one process: while one side works, the other is idle" in page.text
-    assert "idle 6.2 % 2.0 s waiting for leases and weights part-00 3.1 % 1.0 s" in page.text
+    assert "idle 6.2 % 2.00 s waiting for leases and weights part-00 3.1 % 1.00 s" in page.text
     assert page.source.count('<span class="key') == 8
 
 

@@ -64,7 +64,7 @@ def sides(run: RunRecord) -> list[Side]:
     num_searchers = sum(1 for parts in lives.values() if parts)
     is_one = setting(run.settings, "mode") == "lockstep"
     found = [
-        _side("trainer", spent, "", is_one),
+        _side("trainer", spent, "checkpoints left out", is_one),
         _side("searchers", spent, f"{count(num_searchers)} in all, their time summed", is_one),
     ]
     return [side for side in found if side is not None]
@@ -74,6 +74,10 @@ def _seconds(parts: object) -> dict[str, float]:
     """What is a duration among untrusted numbers."""
     known = {str(name): number(value) for name, value in mapping(parts).items()}
     return {name: value for name, value in known.items() if value is not None and value >= 0}
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else f"{seconds:.2f} s"
 
 
 def _side(name: str, spent: Times, about: str, is_one_process: bool) -> Side | None:
@@ -86,8 +90,9 @@ def _side(name: str, spent: Times, about: str, is_one_process: bool) -> Side | N
     parts = [
         Part(
             name=visible(part, 40), style="idle" if part == "idle" else str(place % 4),
-            meaning=_IDLE[name] if part == "idle" else _MEANINGS.get(part, ""), width=f"{100 * seconds[part] / total:.3f}%",
-            share=f"{100 * seconds[part] / total:.1f} %", seconds=duration(seconds[part]),
+            meaning=_IDLE[name] if part == "idle" else _MEANINGS.get(part, ""),
+            width=f"{100 * seconds[part] / total:.3f}%", share=f"{100 * seconds[part] / total:.1f} %",
+            seconds=_time(seconds[part]),
         )
         for place, part in enumerate(shown)
     ]
