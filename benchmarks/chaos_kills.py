@@ -67,8 +67,8 @@ def strike(kills: Kills, started: Started, run: Path, who: str) -> dict[str, Any
     if rng.random() < EARLY:
         time.sleep(rng.uniform(0.0, EARLY_S))
     else:
-        reached = checkpoint.complete(run)[-1][0] if run.exists() and checkpoint.complete(run) else 0
-        goal = min(kills.steps - 1, reached + rng.randint(1, 2 * kills.steps // (PER_RUN + 1)))
+        logged = last_step(run)  # also those after the checkpoint, which the run is about to repeat
+        goal = min(kills.steps - 1, logged + rng.randint(1, 2 * kills.steps // (PER_RUN + 1)))
         if not reaches(started, run, goal):
             return None
         time.sleep(rng.uniform(0.0, 0.4))

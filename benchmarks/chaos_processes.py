@@ -18,6 +18,9 @@ LOOK_S = 0.25
 SHARED = Path("/dev/shm")
 TEMPORARY = Path("/tmp")
 
+CACHE = "torchinductor_"
+"""Torch's own cache, one for all runs of a user."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -147,7 +150,7 @@ class Places:
 
     def left(self) -> list[str]:
         """Files and folders that nobody has open, made since and not by others."""
-        own = [str(path) for path in self.folder.iterdir()]
+        own = [str(path) for path in self.folder.iterdir() if not path.name.startswith(CACHE)]
         shared = [str(SHARED / name) for name in self._now()[0] - self._shared if not _is_open(SHARED / name)]
         return own + shared
 
