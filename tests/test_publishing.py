@@ -129,6 +129,7 @@ def own_ray() -> Iterator[None]:
             ray.shutdown()
 
 
+@pytest.mark.slow
 def test_the_store_has_its_own_copy_before_a_buffer_is_used_again(tmp_path: Path) -> None:
     """Each publication is read where the store has it, without a copy, while later ones are made."""
     import ray
