@@ -27,11 +27,14 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def wilson(right: int, total: int) -> Interval:
-    """Interval of the chance behind `right` of `total` independent trials (Wilson 1927, without continuity term)."""
+def wilson(right: int, total: int, z: float = Z_95) -> Interval:
+    """Interval of the chance behind `right` of `total` independent trials (Wilson 1927, without continuity term).
+
+    `(p + z^2/2n +- z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`
+    """
     if not 0 <= right <= total or total == 0:
         raise ValueError(f"{right} right of {total} trials has no interval; give 0 to that many of at least 1.")
-    share, weight = right / total, Z_95**2 / total
+    share, weight = right / total, z**2 / total
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight**2 / 4) / (1 + weight)
     return (0.0 if right == 0 else centre - half, 1.0 if right == total else centre + half)

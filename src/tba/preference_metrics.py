@@ -6,8 +6,8 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-Z_95 = 1.959963984540054
-"""Standard deviations of a normal variable that hold 95 % of it, on both sides."""
+from tba import estimates
+from tba.estimates import Z_95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,10 @@ class Calibration:
 
 
 def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's interval of a proportion (1927), inside [0, 1] even at 0 or all successes; (NaN, NaN) of no trials.
-
-    `(p + z^2/2n +- z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`
-    """
+    """Wilson's interval of a proportion, see `estimates.wilson`; (NaN, NaN) of no trials."""
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials are no proportion.")
-    if trials == 0:
-        return math.nan, math.nan
-    share, spread = successes / trials, z * z / trials
-    middle = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
-    return middle - half if successes else 0.0, middle + half if successes < trials else 1.0
+    return estimates.wilson(successes, trials, z) if trials else (math.nan, math.nan)
 
 
 def win_rate(scores: Sequence[float | None], others: Sequence[float | None]) -> WinRate:

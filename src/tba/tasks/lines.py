@@ -62,6 +62,25 @@ def parquet_rows(path: Path, problem_of: Callable[[Any], str]) -> list[Row]:
     return checked_rows(((f"{path}:{number}", row) for number, row in enumerate(listed, 1)), problem_of)
 
 
+def dataset_rows(
+    name: str, config: str | None, split: str, refusal: Callable[[str, str], str]
+) -> list[dict[str, Any]]:
+    """Rows of one split of a Hugging Face data set, or of a folder of data files; fetched if there is no copy here.
+
+    Raises:
+        SettingsError: it cannot be had; `refusal` makes the message of the error's kind and what it says.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        loaded: Any = datasets.load_dataset(name, config, split=split)
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        refused = refusal(type(error).__name__, " ".join(str(error).split())[:300])
+        raise SettingsError([refused]) from error
+    return [dict(row) for row in loaded]
+
+
 def checked_rows(rows: Iterable[Row], problem_of: Callable[[Any], str]) -> list[Row]:
     """`rows`, if nothing is wrong with any.
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tba.maths_settings import ColumnSettings
-from tba.settings import SettingsError
-from tba.tasks.lines import Row, checked_rows, json_rows, odd_row, parquet_rows
+from tba.tasks.lines import Row, checked_rows, dataset_rows, json_rows, odd_row, parquet_rows
 
 USUAL = {"question": ("question", "problem", "prompt"), "answer": ("answer", "solution"), "level": ("level",)}
 """Names that a column is looked for under."""
@@ -55,18 +54,11 @@ def dataset_problems(name: str, columns: ColumnSettings, style: str) -> list[Pro
     Raises:
         SettingsError: it cannot be had, or with the row of everything that is wrong.
     """
-    import datasets
-
     where, config, split = [*name.split(":"), "", ""][:3]
-    try:
-        found: Any = datasets.load_dataset(where, config or None, split=split or "train")
-    except (OSError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise SettingsError([
-            f"data set {name!r} cannot be loaded ({type(error).__name__}: {said}); check its name and the network, or "
-            f"give a local copy with task.path=FILE."
-        ]) from error
-    rows = ((f"{name}:{number}", dict(row)) for number, row in enumerate(found, 1))
+    found = dataset_rows(where, config or None, split or "train", lambda kind, said: (
+        f"data set {name!r} cannot be loaded ({kind}: {said}); check its name and the network, or give a local copy "
+        f"with task.path=FILE."))
+    rows = ((f"{name}:{number}", row) for number, row in enumerate(found, 1))
     return [_problem(row, columns, style) for row in checked_rows(rows, lambda row: row_problem(row, columns))]
 
 

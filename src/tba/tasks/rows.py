@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tba.sections import SettingsError
-from tba.tasks.lines import Row, checked_rows, json_rows, parquet_rows
+from tba.tasks.lines import Row, checked_rows, dataset_rows, json_rows, parquet_rows
 
 
 def rows_of_file(path: str, columns: Mapping[str, str]) -> list[Row]:
@@ -26,17 +25,9 @@ def rows_of_dataset(name: str, split: str, columns: Mapping[str, str], place: st
     Raises:
         SettingsError: the data set cannot be loaded, or rows lack columns.
     """
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        loaded: Any = datasets.load_dataset(name, split=split)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise SettingsError([
-            f"{place} = {name!r}, split {split!r}, cannot be loaded: {type(error).__name__}: {reason}"
-        ]) from error
-    return checked_rows([(f"{split}:{n}", dict(row)) for n, row in enumerate(loaded)], _lacking(columns))
+    rows = dataset_rows(name, None, split, lambda kind, said: (
+        f"{place} = {name!r}, split {split!r}, cannot be loaded: {kind}: {said}"))
+    return checked_rows([(f"{split}:{n}", row) for n, row in enumerate(rows)], _lacking(columns))
 
 
 def _lacking(columns: Mapping[str, str]) -> Callable[[Any], str]:
