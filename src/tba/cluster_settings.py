@@ -25,6 +25,11 @@ class AsyncSettings(Section):
     """Threads of trainer and of each searcher; if null an even share of the cores, or the CPUs of `resources` on a
     cluster."""
 
+    @property
+    def longest_lease_s(self) -> float:
+        """Seconds that a searcher may hold a prompt."""
+        return self.wait_limit_s / 2 if self.lease_limit_s is None else self.lease_limit_s
+
 
 class RaySettings(Section):
     """Where the processes of async mode run."""

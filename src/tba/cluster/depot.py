@@ -83,8 +83,7 @@ class DepotProcess:
         self._next_draw = 0
         self._lacking = ""
         self._holders: dict[str, Holder] = {}
-        limit_s = settings.async_.lease_limit_s
-        self._lease_limit_s = settings.async_.wait_limit_s / 2 if limit_s is None else limit_s
+        self._lease_limit_s = settings.async_.longest_lease_s
         self._reclaiming: asyncio.Task[None] | None = None
 
     async def ready(self, prompts: Sequence[Prompt], run_dir: str) -> int:

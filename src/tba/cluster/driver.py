@@ -41,7 +41,7 @@ from tba.weights import Tensors, Weights
 CONNECT_LIMIT_S = 10.0
 """Seconds in which a cluster's head has to take a connection."""
 POLL_S = 0.2
-"""Seconds between looks at the searchers while a step is awaited."""
+"""Seconds between looks at the searchers while a step is awaited, and at the requests of others."""
 
 
 class Cluster:
@@ -62,7 +62,7 @@ class Cluster:
         self._temporary: TemporaryFolder | None = None
         self._publishing: Any = None
         self._is_searching = False
-        self._requests = Requests(run_dir)
+        self._requests, self._served_at = Requests(run_dir), 0.0
         try:
             with interrupts_held():  # of what is half started nobody knows, and it would be left behind
                 self._cores = self._join() if settings.ray.address is not None else self._start_ray()
@@ -231,9 +231,12 @@ class Cluster:
         return self._get(reference, "the trainer")
 
     def _look_around(self) -> None:
-        """Looks after searchers, and answers what others ask of the run."""
+        """Looks after searchers; and, now and then, for what others ask of the run, which is a look at the disk."""
         self._searchers.look_after()
-        self._requests.serve(self._searchers.answer)
+        now = time.monotonic()
+        if now - self._served_at >= POLL_S:
+            self._served_at = now
+            self._requests.serve(self._searchers.answer)
 
     def _send_home(self) -> None:
         self._is_searching = False

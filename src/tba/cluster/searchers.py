@@ -129,7 +129,7 @@ class Searchers:
         if self._known is None or not ray.wait([self._known], timeout=0)[0]:
             return
         self._holders, self._known = self._ask(self._known, "the depot"), None
-        lease_limit = self._settings.async_.lease_limit_s or self._settings.async_.wait_limit_s / 2
+        lease_limit = self._settings.async_.longest_lease_s
         most_wrong = MAX_WRONG_BATCHES * self._settings.search.batch_prompts
         for state in self._all:
             told = self._holders.get(state.holder)
