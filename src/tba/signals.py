@@ -1,4 +1,4 @@
-"""The ends of a process: Ctrl-C and SIGTERM while a run is on its way up, and threads that were given up."""
+"""The ends of a process: Ctrl-C and SIGTERM on its way up, and threads that were given up."""
 
 from __future__ import annotations
 
