@@ -67,8 +67,8 @@ FOREIGN_BUT = {"torch": ("rewards/models.py",)}
 """Files that may use a word foreign to their room: reward models are models."""
 
 OWNERS = {
-    "transformers": ("policy*", "table_model*", "sft*", "smollm*", "engines/transformers.py", "trainer_api*",
-                     "rewards/models*", "reward_model*"),
+    "transformers": ("policy*", "table_model*", "sft*", "smollm*", "engines/transformers.py", "engines/cache.py",
+                     "trainer_api*", "rewards/models*", "reward_model*"),
     "gguf": ("smollm*",),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),

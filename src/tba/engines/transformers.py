@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from tba.engines.cache import roomy_cache
 from tba.engines.protocol import Pause, Sampling, draw_ids, uniforms
 from tba.engines.rows import Sampled
 from tba.policy import Policy, copy_in, copy_out, positions
@@ -75,7 +76,7 @@ class TransformersEngine:
         for row, ids in enumerate(prompts):
             ids_FT[row, width - lengths[row] :] = torch.tensor(ids)
             mask_FT[row, width - lengths[row] :] = 1
-        cache = DynamicCache()
+        cache = roomy_cache()
         return self._forward(ids_FT, mask_FT, cache), cache, mask_FT
 
     def _read_on(self, read: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Tensor, DynamicCache, Tensor]:
@@ -108,6 +109,17 @@ class TransformersEngine:
 
 
 def _branch(prefix_A: Tensor, id_A: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct prefixes after one more id: [F] their last ids, [F] their parents, [A] which of them each row has."""
+    """Distinct prefixes after one more id: [F] their last ids, [F] their parents, [A] which of them each row has.
+
+    A first child takes its parent's place if there still is one, so that few rows of the cache move when some end.
+    """
     code_F, prefix_A = torch.unique(prefix_A * vocabulary + id_A, return_inverse=True)
-    return code_F % vocabulary, code_F // vocabulary, prefix_A
+    parent_F = code_F // vocabulary  # ascending
+    stays_F = parent_F < len(parent_F)
+    stays_F[1:] &= parent_F[1:] != parent_F[:-1]
+    free_F = torch.ones_like(stays_F)
+    free_F[parent_F[stays_F]] = False
+    place_F = torch.empty_like(parent_F)
+    place_F[stays_F], place_F[~stays_F] = parent_F[stays_F], free_F.nonzero()[:, 0]
+    order_F = place_F.argsort()
+    return (code_F % vocabulary)[order_F], parent_F[order_F], place_F[prefix_A]
