@@ -90,7 +90,7 @@ def task(settings: TaskSettings) -> Iterator[Task]:
     made = make(settings)
     yield made
     if settings.name == "custom":
-        made._scorer.close()  # type: ignore[attr-defined]
+        made.close()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -245,6 +245,17 @@ def searchers(
 
 
 @app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write; its last word names the task.")],
+) -> None:
+    """Write a task of your own that runs at once: recipe, prompts, reward and test."""
+    from tba.scaffold import write_task
+
+    _print_table(write_task(name))
+    print(f"\nnext:  tba train {Path(name) / Path(name).name}.yaml --run first_run")
+
+
+@app.command()
 def recipes() -> None:
     """List the built-in recipes."""
     _print_table(built_in_recipes())
