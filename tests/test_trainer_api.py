@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import inspect
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -418,6 +419,20 @@ def test_the_installed_trl_is_the_frozen_one() -> None:
 
     assert [n for n in inspect.signature(GRPOTrainer.__init__).parameters if n != "self"] == TRL["trainer"]
     assert {f.name for f in dataclasses.fields(GRPOConfig)} == set(TRL["fields"])
+
+
+def test_the_code_of_the_page_runs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, more = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "trl.md").read_text("utf-8"), re.M | re.S)
+    few = "max_steps=1, mode='lockstep', max_completion_length=2, disable_tqdm=True, num_generations=8"
+    for old, new in (("Qwen/Qwen2.5-0.5B-Instruct", model), ("max_steps=100, num_generations=8", few)):
+        assert old in script
+        script = script.replace(old, new)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(script, "trl.md", "exec"), names)
+    exec(compile(more, "trl.md", "exec"), names)
+    assert (tmp_path / "my_model" / "config.json").is_file()
+    assert names["args"].settings["async.lead"] == 2
 
 
 def test_the_page_of_fields_is_generated() -> None:

@@ -26,7 +26,7 @@ STATUS_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 buffer_app = typer.Typer(no_args_is_help=True, help="Look into a run's buffer.")
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    no_args_is_help=True, pretty_exceptions_enable=False,
     help="Asynchronous post-training of language models with trajectory balance.",
 )
 
@@ -253,6 +253,19 @@ def new(
 
     _print_table(write_task(name))
     print(f"\nnext:  tba train {Path(name) / Path(name).name}.yaml --run first_run")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has: versions, devices, cores, memory, disk, and what is missing for what."""
+    from tba.doctor import examine
+
+    found, missing = examine()
+    _print_table(found, to_stderr=as_json)
+    for line in missing:
+        print(f"note: {line}", file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps({"found": found, "missing": missing}))
 
 
 @app.command()
