@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,11 +228,11 @@ def test_what_is_written_trains_and_its_test_passes(tmp_path: Path, monkeypatch:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
     assert summary["status"] == "done"
     assert 0 <= summary["final"]["reward"] <= 1
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my-task"], capture_output=True, text=True,
-        timeout=500,
-    )
-    assert tested.returncode == 0, tested.stdout
+    monkeypatch.syspath_prepend(tmp_path / "my-task")
+    tests = [value for name, value in runpy.run_path("my-task/test_my_task.py").items() if name.startswith("test")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
 
 
 def test_a_name_that_is_taken_or_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

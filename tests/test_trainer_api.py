@@ -308,6 +308,7 @@ def test_fields_without_meaning_are_refused_by_name(more: dict[str, Any], words:
         ({"lr_scheduler_type": "polynomial"}, {}, ["lr_scheduler_type = 'polynomial'", "cosine"]),
         ({"epsilon": 0.1}, {}, ["epsilon = 0.1 is not used"]),
         ({"num_generations": 3}, {}, ["8 completions a step", "num_generations = 3", "the nearest is 9"]),
+        ({"num_iterations": 3, "max_steps": 7}, {}, ["max_steps = 7", "of 3 steps between", "the nearest is 6"]),
         ({"eval_strategy": "steps", "eval_steps": 1}, {}, ["needs eval_dataset"]),
         ({"reward_weights": [1.0, 2.0]}, {}, ["2 weights for 1 reward_funcs"]),
         ({"report_to": "no_such_logger"}, {}, ["no_such_logger"]),

@@ -112,7 +112,7 @@ class Run:
             self._facts |= checkpoint.facts_of(resume_from)
         try:
             is_own = settings.task.name in OWN_TASKS  # the user's own code, which may be wrong
-            task = assembly.examined_task_of(settings, brought) if is_own else None
+            task = self._own = assembly.examined_task_of(settings, brought) if is_own else None
             self._journey: Journey = make_journey(settings, resume_from, say, directory.path, brought)
         except BaseException:
             self._hold.close()
@@ -202,6 +202,8 @@ class Run:
 
     def _close(self) -> None:
         self._journey.close()
+        if self._own is not None and (close := getattr(self._own, "close", None)) is not None:
+            close()  # the processes that score
         self._hold.close()
 
     # ---- training ----

@@ -124,9 +124,10 @@ class TimedScorer:
         """(what is wrong with what the function returns, why a trial was not scored); '' each if nothing is."""
         trial = [Completion(tokens=(0,), text=text, logps=(0.0,), version=0, finish="stop") for text in TRIAL]
         failures = [outcome for outcome in self(prompt, trial, name=name) if isinstance(outcome, Failure)]
-        wrong = [f.detail for f in failures if f.reason in ("wrong_type", "wrong_length")]
-        others = [f"{f.reason}: {f.detail}" for f in failures]
-        return (wrong[0] if wrong else ""), ("" if wrong or not others else others[0])
+        for failure in failures:
+            if failure.reason in ("wrong_type", "wrong_length"):
+                return f"{failure.detail}; return a list with one number, or None, per completion.", ""
+        return "", (f"{failures[0].reason}: {failures[0].detail}" if failures else "")
 
     def _start(self) -> Child:
         if self._child is None:

@@ -75,13 +75,12 @@ class OwnRewards:
         problems: list[str] = []
         self.notes = []
         for scorer, name, shown in self._functions():
-            if problem := scorer.problem(list(prompt.columns), name=name):
+            problem, unscored = scorer.problem(list(prompt.columns), name=name), ""
+            if not problem:
+                problem, unscored = scorer.tried(prompt, name=name)
+            if problem:
                 problems.append(problem if shown in problem else f"{shown}: {problem}")
-                continue
-            wrong, unscored = scorer.tried(prompt, name=name)
-            if wrong:
-                problems.append(f"{shown}: {wrong}; return a list with one number, or None, per completion.")
-            elif unscored:
+            if unscored:
                 self.notes.append(f"{shown} gave a made-up completion no reward ({unscored}); such ones stay unscored")
             if self._carried is None and self._alone is None:
                 scorer.close()

@@ -44,6 +44,10 @@ class Events:
         self._args, self._callbacks, self._per_epoch = args, callbacks, steps_per_epoch
         self._since: list[Mapping[str, Any]] = []
 
+    def resume_at(self, step: int) -> None:
+        """`step` steps have been done before what is told next."""
+        self.state.global_step, self.state.epoch = step, step / self._per_epoch
+
     def call(self, event: str, **more: Any) -> None:
         """Has every callback take part in an event."""
         self.control = getattr(self._callbacks, event)(self._args, self.state, self.control, **more)

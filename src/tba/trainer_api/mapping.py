@@ -68,6 +68,12 @@ class Batch:
                 f"{between} completions between two publications, each used {args.num_iterations} times "
                 f"(num_iterations), make no whole number of steps of {step} completions; change one of them."
             )
+        elif args.max_steps > 0 and args.max_steps % (steps // step):
+            nearest = max(1, round(args.max_steps * step / steps)) * (steps // step)
+            problems.append(
+                f"max_steps = {args.max_steps} is not a multiple of {steps // step} steps between two publications; "
+                f"the nearest is {nearest}."
+            )
         if problems:
             return None, problems
         return Batch(groups=step // size, size=size, sync=steps // step,
@@ -130,7 +136,7 @@ def tree_of(
         "search": {"searchers": args.searchers, "num_samples": args.num_generations,
                    "max_new_tokens": args.max_completion_length, "top_p": float(args.top_p),
                    "batch_prompts": max(1, min(32, batch.prompts))},
-        "buffer": {"reuse": float(batch.reuse)},
+        "buffer": {"reuse": float(batch.reuse), "capacity_per_prompt": max(100, 4 * args.num_generations)},
         "objective": _objective_of(args),
         "trainer": {
             "steps": steps, "learning_rate": float(args.learning_rate), "schedule": schedule,

@@ -149,7 +149,7 @@ class TBATrainer:
         resume = resume_from_checkpoint if resume_from_checkpoint is not None else self.args.resume_from_checkpoint
         run = self._run_of(resume)
         self._events.run = run
-        self._events.state.global_step = run.step
+        self._events.resume_at(run.step)
         summary = self._summary = run.execute()
         if summary["status"] == "failed":
             raise TrainingFailedError(f"{summary['message']} (run directory {self._directory})")
