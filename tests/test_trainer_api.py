@@ -169,7 +169,7 @@ def test_lora(model: str, tmp_path: Path) -> None:
     lora = settings_of(tmp_path)["policy"]["lora"]
     assert (lora["rank"], lora["alpha"], lora["targets"]) == (2, 6.0, ["q_proj", "v_proj"])
     assert (tmp_path / "run" / "final" / "adapter" / "adapter_config.json").is_file()
-    assert trainer.evaluate()["eval_kl"] != 0
+    assert abs(trainer.evaluate()["eval_kl"]) > 1e-6
 
 
 class Watcher(TrainerCallback):
@@ -226,13 +226,14 @@ def test_evaluation_and_early_stopping(model: str, tmp_path: Path) -> None:
         train_dataset=ROWS, eval_dataset=ROWS[:2], callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
     )  # fmt: skip
     before = trainer.evaluate()
-    assert (before["eval_reward"], before["eval_kl"], before["eval_samples"]) == (0.5, 0.0, 4)
+    assert (before["eval_reward"], before["eval_samples"]) == (0.5, 4)
+    assert before["eval_kl"] == pytest.approx(0, abs=1e-5)
     trainer.train()
     assert trainer.state.global_step < 6  # the reward is always the same
     evaluated = [line["step"] for line in trainer.state.log_history if "eval_reward" in line]
     assert evaluated[:2] == [0, 1]
     assert trainer.state.best_metric == 0.5
-    assert trainer.evaluate()["eval_kl"] != 0
+    assert trainer.evaluate()["eval_kl"] == pytest.approx(0, abs=1e-5)  # where nothing is better nothing is learned
 
 
 # ---- the rest of a run -------------------------------------------------------------------------
