@@ -227,7 +227,7 @@ class Prose:
     def arguments(self, program: str) -> Iterator[str]:
         """What follows each call of `program`."""
         for line in self.inline + self.fenced:
-            call = rf"(?:^|[\s/])(?:python -m )?{program} ([^#]*)"
+            call = rf"(?:^|(?<!from)[\s/])(?:python -m )?{program} ([^#]*)"
             yield from (match[1].strip() for match in re.finditer(call, line.lstrip("#$ ")))
 
 

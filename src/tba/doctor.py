@@ -1,4 +1,4 @@
-"""What `tba doctor` tells of this machine: versions, devices, cores, memory, disk, and what is missing for what."""
+"""What `tba doctor` tells of a machine: versions, devices, cores, memory, disk, what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of every field of TRL's GRPOConfig: it takes part, may be anything, or is refused by name."""
+"""What becomes of each field of TRL's GRPOConfig: taken, met by anything, or refused by name."""
 
 from __future__ import annotations
 
