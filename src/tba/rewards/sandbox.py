@@ -19,7 +19,7 @@ from tba.rewards.child import Child, requests
 from tba.rewards.functions import Failure, Score, score_safely
 from tba.rewards.shapes import Called, shape_problem
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 """Seconds that the process may take to import the function's module."""
 TRIAL = ("0", "")
 """Texts of the completions that a function is tried on before a model loads."""
