@@ -91,21 +91,6 @@ def test_weights_adopted_in_flight_are_attested_and_the_ledger_adds_up(tmp_path:
     assert steps[-1]["train/ref_version"] == 12
 
 
-def test_a_searcher_that_fails_is_named_restarted_and_then_ends_the_run(tmp_path: Path) -> None:
-    reward = tmp_path / "my_reward.py"
-    reward.write_text("raise RuntimeError('boom')\n")
-    data = tmp_path / "prompts.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{n}+1+1="}) + "\n" for n in range(8)))
-    words = ("task.name=custom", f"task.path={data}", f"task.reward={reward}:score", "task.held_out=2",
-             "async.max_restarts=0", "trainer.groups_per_step=4", "search.batch_prompts=4", "evaluation.prompts=2")
-    settings = read_settings("arithmetic", overrides("async", *words))
-    directory = RunDirectory(tmp_path / "run")
-    directory.create(settings)
-    summary = Run(settings, directory, lambda kind, record: None).execute()
-    assert summary["status"] == "failed"
-    assert "boom" in summary["message"] or "did not start" in summary["message"]
-
-
 def test_a_searcher_that_fails_at_its_third_prompt_ends_the_run_by_name(tmp_path: Path) -> None:  # case h02
     reward, calls = tmp_path / "boom.py", tmp_path / "calls"
     reward.write_text(  # the file is gone after the third call of a searcher, and so is the process that read it

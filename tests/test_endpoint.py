@@ -264,8 +264,8 @@ def test_an_endpoint_is_a_part_like_any_other() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "give exactly one of the two"),
-        ({"model": "a/b", "endpoint": "http://h:1"}, "give exactly one of the two"),
+        ({}, "give exactly one of the three"),
+        ({"model": "a/b", "endpoint": "http://h:1"}, "give exactly one of the three"),
         ({"endpoint": "localhost:8000"}, "is no address of the form http://host:port"),
         ({"endpoint": "http://h:1", "protocol": "chat"}, "served_model is missing"),
         ({"endpoint": "http://h:1", **JUDGED, "judge": "rate it"}, "shows the judge no completion"),

@@ -38,8 +38,8 @@ NOT_ROOMS = {"recipes", "assets", "__pycache__"}
 
 FORBIDDEN = {"rollout", "episode", "response", "query", "iteration", "actor", "learner", "worker", "comment"}
 """Words for which the house has another; see the README's words."""
-FORBIDDEN_BUT = {"actor": ("cluster/*",)}
-"""`actor` is Ray's own word for a process that holds state."""
+FORBIDDEN_BUT = {"actor": ("cluster/*",), "iteration": ("trainer_api/*",), "worker": ("trainer_api/*",)}
+"""`actor` is Ray's own word for a process that holds state; the others stand in names of TRL's fields."""
 
 PATTERN_NAMES = {"manager", "handler", "factory", "helper", "wrapper", "base"}
 
@@ -72,7 +72,7 @@ OWNERS = {
     "gguf": ("smollm*",),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),
-    "ray": ("cluster/*",),
+    "ray": ("cluster/*", "rewards/carried.py"),
     "datasets": ("tasks*", "trainer_api*"),
     "reasoning_gym": ("tasks*",),
     "pyarrow": ("buffer*", "storage*", "recorder*", "tasks*"),
@@ -91,6 +91,7 @@ OWNERS = {
 """Heavy or wide imports and the rooms that own them, lazy imports included."""
 
 MUTABLE_DATACLASSES = {
+    "trainer_api/config.py:TBAConfig": "scripts set fields of the config that they know after it is made",
     "buffer/entries.py:Entry": "storage inside the buffer, which counts its uses; draws hand out the trajectory",
     "cluster/searchers.py:SearcherState": "what the driver knows of a searcher, from its birth to its deaths",
     "cluster/depot.py:Holder": "what the depot knows of one life of a searcher, from its first lease to its end",
@@ -226,7 +227,7 @@ class Prose:
     def arguments(self, program: str) -> Iterator[str]:
         """What follows each call of `program`."""
         for line in self.inline + self.fenced:
-            call = rf"(?:^|[\s/])(?:python -m )?{program} ([^#]*)"
+            call = rf"(?:^|(?<!from)[\s/])(?:python -m )?{program} ([^#]*)"
             yield from (match[1].strip() for match in re.finditer(call, line.lstrip("#$ ")))
 
 

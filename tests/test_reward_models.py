@@ -278,15 +278,16 @@ def test_what_the_length_cut_scores_as_told() -> None:
 
 def test_the_reward_is_the_weighted_sum_and_keeps_its_parts() -> None:
     def first(prompt: Prompt, completions: Sequence[Completion]) -> list[Any]:
-        return [0.5, 2.0, None]
+        return [0.5, 2.0, None, None]
 
     def second(prompt: Prompt, completions: Sequence[Completion]) -> list[Any]:
-        return [-3.0, float("nan"), 1.0]
+        return [-3.0, float("nan"), 1.5, None]
 
     made = WeightedSum(lambda: [Part(name="a", weight=0.7, function=first), Part(name="b", weight=-0.2,
                                                                                 function=second)])
-    found = made(asked(), answers("x", "y", "z"))
+    found = made(asked(), answers("x", "y", "z", "w"))
     assert found[0] == Score(reward=pytest.approx(0.95), parts={"a": 0.5, "b": -3.0})  # 0.7 x 0.5 + 0.2 x 3
+    assert found[2] == Score(reward=pytest.approx(-0.3), parts={"b": 1.5})  # None leaves the sum to the others
     assert [f.reason for f in found[1:] if isinstance(f, Failure)] == ["non_finite", "none"]
     assert found[1] == Failure(reason="non_finite", detail="b: second gave nan")
 

@@ -18,6 +18,7 @@ from tba.catalog import TASKS
 from tba.policy import Policy, character_tokenizer, load_policy
 from tba.preference_settings import PreferenceSettings, RewardSettings
 from tba.records import Completion, Prompt
+from tba.rewards.carried import packed
 from tba.rewards.functions import Failure, Score
 from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
 from tba.sft import demonstrations_of, learning_rate_at, sft
@@ -25,6 +26,7 @@ from tba.tasks.arithmetic import Arithmetic, solve
 from tba.tasks.enumerable import Enumerable, log_target
 from tba.tasks.preference import Preference
 from tba.tasks.protocol import Task, check_gold, check_ids_unique, fingerprint, make_task, outcomes
+from tba.tasks.script import Brought
 
 TINY = ArchitectureSettings(layers=1, width=8, heads=2, positions=32)
 REWARDS = """
@@ -60,6 +62,19 @@ def preference(folder: Path) -> TaskSettings:
     )
 
 
+def script(folder: Path) -> TaskSettings:
+    return TaskSettings(name="script", rewards=(RewardSettings(function="right"),), held_out=2)
+
+
+def handed_over() -> Brought:
+    rows = tuple((f"rows[{n}]", {"prompt": "ab" * n, "answer": "ba"}) for n in range(1, 6))
+    carried, problems = packed({
+        "right": lambda completions, answer: [float(text == gold) for text, gold in zip(completions, answer)]  # noqa: B905
+    })
+    assert problems == []
+    return Brought(training=rows[:3], held_out=rows[3:], carried=carried)
+
+
 def close_to(found: Sequence[Any]) -> list[Any]:
     """The rewards; a classifier's are the same to 1e-4, whatever is read beside them."""
     return [pytest.approx(score.reward, abs=1e-4) for score in found]
@@ -72,12 +87,14 @@ def maths(folder: Path) -> TaskSettings:
 
 
 MAKERS: dict[str, Callable[[Path], TaskSettings]] = {
-    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "maths": maths, "preference": preference
+    "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "maths": maths, "preference": preference,
+    "script": script,
 }  # fmt: skip
 
 
 def make(settings: TaskSettings) -> Task:
-    return make_task(settings, max_new_tokens=3, score_limit_s=20.0)
+    brought = handed_over() if settings.name == "script" else None
+    return make_task(settings, max_new_tokens=3, score_limit_s=20.0, brought=brought)
 
 
 @pytest.fixture(params=MAKERS)
@@ -89,8 +106,8 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> TaskSettings:
 def task(settings: TaskSettings) -> Iterator[Task]:
     made = make(settings)
     yield made
-    if settings.name == "custom":
-        made._scorer.close()  # type: ignore[attr-defined]
+    if settings.name in ("custom", "script"):
+        made.close()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -38,23 +38,25 @@ def make_policy(settings: Settings, task: Task) -> Policy:
         settings.model, architecture=settings.architecture, characters=task.characters, seed=settings.seed,
         temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
         trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
+        tokenizer=settings.policy.tokenizer,
     )
 
 
-def make_task_of(settings: Settings) -> Task:
-    """The task of `task.name`."""
+def make_task_of(settings: Settings, brought: object = None) -> Task:
+    """The task of `task.name`; `brought` is what a script hands over, for the task of that name."""
     return make_task(
-        settings.task, max_new_tokens=settings.search.max_new_tokens, score_limit_s=settings.search.score_limit_s
+        settings.task, max_new_tokens=settings.search.max_new_tokens, score_limit_s=settings.search.score_limit_s,
+        brought=brought,
     )
 
 
-def examined_task_of(settings: Settings) -> Task:
+def examined_task_of(settings: Settings, brought: object = None) -> Task:
     """The task of `task.name`, its data read and checked.
 
     Raises:
         SettingsError: with everything that is wrong with the data.
     """
-    task = make_task_of(settings)
+    task = make_task_of(settings, brought)
     if isinstance(task, Examines):
         task.examine()
     return task

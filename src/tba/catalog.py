@@ -16,8 +16,12 @@ TASKS = {
     "enumerable": "tba.tasks.enumerable:Enumerable",
     "maths": "tba.tasks.maths:Maths",
     "preference": "tba.tasks.preference:Preference",
+    "script": "tba.tasks.script:Script",
 }
 """Tasks by `task.name`: each is made from the `task` settings and two limits of `search`."""
+
+OWN_TASKS = ("custom", "script")
+"""Tasks whose scorers a user wrote: what is wrong with those is said before any process of a run starts."""
 
 ENGINES = {
     "table": "tba.engines.table:TableEngine",

@@ -26,7 +26,7 @@ STATUS_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 buffer_app = typer.Typer(no_args_is_help=True, help="Look into a run's buffer.")
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    no_args_is_help=True, pretty_exceptions_enable=False,
     help="Asynchronous post-training of language models with trajectory balance.",
 )
 
@@ -242,6 +242,30 @@ def searchers(
         heard = "never" if line["heard_s"] is None else f"{line['heard_s']:.0f} s ago"
         print(f"{line['name']:14} {line['state']:16} delivered {line['delivered'] or 0} groups, last {heard}, "
               f"holds {line['held'] or 0} prompts  {visible(line['where'] or '')}")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write; its last word names the task.")],
+) -> None:
+    """Write a task of your own that runs at once: recipe, prompts, reward and test."""
+    from tba.scaffold import write_task
+
+    _print_table(write_task(name))
+    print(f"\nnext:  tba train {Path(name) / Path(name).name}.yaml --run first_run")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has: versions, devices, cores, memory, disk, and what is missing for what."""
+    from tba.doctor import examine
+
+    found, missing = examine()
+    _print_table(found, to_stderr=as_json)
+    for line in missing:
+        print(f"note: {line}", file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps({"found": found, "missing": missing}))
 
 
 @app.command()

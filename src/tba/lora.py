@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,36 @@ def add_adapter(model: torch.nn.Module, settings: LoraSettings, seed: int) -> An
             raise SettingsError([
                 f"policy.lora.targets = {settings.targets}: {error} Give ends of names of linear layers, or null."
             ]) from error
+
+
+def settings_of(config: Any, model_type: str) -> tuple[dict[str, Any], list[str]]:
+    """`policy.lora` of a peft configuration, and what of it has no meaning here; `model_type` gives peft's targets.
+
+    Ranks, scale and targets are taken. Whatever else is set away from its default is refused by name.
+    """
+    from peft import LoraConfig
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+
+    if not isinstance(config, LoraConfig):
+        return {}, [f"peft_config is a {type(config).__name__}; the adapter here is low-rank: give a peft.LoraConfig."]
+    plain, problems = LoraConfig(), []
+    taken = {"r", "lora_alpha", "target_modules", "task_type", "base_model_name_or_path", "inference_mode"}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == "lora_dropout" and value:
+            problems.append(f"peft_config.lora_dropout = {value}: the residual needs the log-prob of the policy "
+                            f"itself, without dropout; leave it out.")
+        elif field.name not in taken and value != getattr(plain, field.name):
+            problems.append(f"peft_config.{field.name} = {value!r:.60} has no meaning for TBA; leave it out.")
+    targets = config.target_modules
+    if targets is None:
+        targets = USUAL.get(model_type)
+    if targets is None or (isinstance(targets, str) and targets != "all-linear"):
+        problems.append(f"peft_config.target_modules = {config.target_modules!r}: give a list of ends of names of "
+                        f"linear layers, or 'all-linear'.")
+        targets = "all-linear"
+    found = {"rank": config.r, "alpha": float(config.lora_alpha)}
+    return found | ({} if targets == "all-linear" else {"targets": sorted(targets)}), problems
 
 
 def has_adapter(model: torch.nn.Module) -> bool:

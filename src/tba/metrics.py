@@ -11,7 +11,7 @@ from typing import Any
 METRICS: dict[str, Metric] = {}
 
 Say = Callable[[str, Mapping[str, Any]], None]
-"""Told of ("ready" | "step" | "evaluation" | "note", record) as they come."""
+"""Told of ("ready" | "step" | "evaluation" | "checkpoint" | "note", record) as they come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,28 +292,36 @@ def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> 
 def load_policy(
     model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
     autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
+    tokenizer: str | None = None,
 ) -> Policy:
     """The policy of a built-in or packaged model, one made from scratch, a model folder, or a Hugging Face id.
 
     Master weights are float32; folders must hold safetensors. With `adapter` the model is adapted, and is the
-    same model until the adapter is trained.
+    same model until the adapter is trained. `tokenizer` is a folder or an id; the model's own if None.
     """
     if model in FRESH:
-        tokenizer = character_tokenizer(characters)
+        reader = character_tokenizer(characters)
         make = _new_llama if model == "new-llama" else _new_table
-        made = make(architecture, tokenizer, seed)
+        made = make(architecture, reader, seed)
     else:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         _be_quiet()
         _register_table()
         where = str(_folder_of(model))
         options = {"trust_remote_code": trust_remote_code}
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        reader = load_tokenizer(tokenizer or model, trust_remote_code=trust_remote_code)
         made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
     if adapter is not None and adapter.rank:
         made = lora.add_adapter(made, adapter, seed)
-    return Policy(model=made.eval(), tokenizer=tokenizer, temperature=temperature, autocast=autocast)
+    return Policy(model=made.eval(), tokenizer=reader, temperature=temperature, autocast=autocast)
+
+
+def load_tokenizer(where: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model that is not made from scratch, without the model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(_folder_of(where)), trust_remote_code=trust_remote_code)
 
 
 def _folder_of(model: str) -> Path | str:

@@ -25,12 +25,14 @@ JUDGE = (
 
 
 class RewardSettings(Section):
-    """One scorer, a model or an endpoint, and its weight in the reward."""
+    """One scorer, a function, a model or an endpoint, and its weight in the reward."""
 
     name: str | None = None
-    """Name of its part in `reward_parts`; the last word of model or endpoint if left out."""
+    """Name of its part in `reward_parts`; the last word of function, model or endpoint if left out."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     """Reward units per unit of its score."""
+    function: str | None = None
+    """A reward function, `module:function` or `file.py:function`."""
     model: str | None = None
     """A sequence-classification model: a folder or a Hugging Face id; safetensors only."""
     endpoint: str | None = None
@@ -79,6 +81,8 @@ class RewardSettings(Section):
     @property
     def part(self) -> str:
         """Name of its part of the reward."""
+        if self.function is not None:
+            return self.name or self.function.rpartition(":")[2]
         return self.name or str(self.model or self.endpoint).rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -154,8 +158,10 @@ def rewards_problems(rewards: Sequence[RewardSettings], place: str = "task.rewar
 
 
 def _reward_problems(reward: RewardSettings, place: str) -> Iterator[str]:
-    if (reward.model is None) == (reward.endpoint is None):
-        yield (f"{place}: model = {reward.model!r} and endpoint = {reward.endpoint!r}; give exactly one of the two.")
+    scorers = {"function": reward.function, "model": reward.model, "endpoint": reward.endpoint}
+    if sum(scorer is not None for scorer in scorers.values()) != 1:
+        said = ", ".join(f"{key} = {scorer!r}" for key, scorer in scorers.items())
+        yield f"{place}: {said}; give exactly one of the three."
     if reward.model is not None:
         yield from classifier_problems(f"{place}.model", reward.model)
     if reward.activation in ("softmax", "log_softmax") and reward.index is None:
@@ -209,6 +215,15 @@ def preference_problems(task: Any) -> Iterator[str]:
     if not task.rewards:
         yield "task.rewards is empty: the preference task needs a scorer; give [{model: FOLDER-or-ID}]."
     yield from rewards_problems(task.rewards)
+    yield from function_problems(task.rewards)
+
+
+def function_problems(rewards: Sequence[RewardSettings], place: str = "task.rewards") -> Iterator[str]:
+    """Functions that are not named as a recipe names them."""
+    for number, reward in enumerate(rewards):
+        if reward.function is not None and not all(reward.function.rpartition(":")):
+            yield (f"{place}.{number}.function = {reward.function!r} names no function; write module:function or "
+                   f"file.py:function.")
 
 
 def source_problems(path_key: str, path: str | None, dataset_key: str, dataset: str | None) -> Iterator[str]:

@@ -45,7 +45,7 @@ class Progress:
             self._live.stop()
 
     def say(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Takes a ("ready" | "step" | "evaluation" | "note", record) in."""
+        """Takes a ("ready" | "step" | "evaluation" | "checkpoint" | "note", record) in."""
         if kind == "ready":
             self.startup_s = time.perf_counter() - self._started
             self._print(f"start-up took {self.startup_s:.1f} s")
@@ -56,7 +56,7 @@ class Progress:
             known = {"tv": record.get(m.TV)} if record.get(m.TV) is not None else {}
             shown = {"pass@1": record[m.PASS_1], "reward": record[m.EVAL_REWARD], "kl": record[m.EVAL_KL], **known}
             self._print(f"version {record[m.EVAL_STEP]}: " + ", ".join(f"{k} {_number(v)}" for k, v in shown.items()))
-        else:
+        elif kind == "step":
             self._show_step(record)
 
     def _show_step(self, record: Mapping[str, Any]) -> None:

@@ -11,13 +11,14 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from tba import assembly, checkpoint
 from tba import metrics as m
 from tba.advice import advice, times_of
+from tba.catalog import OWN_TASKS
 from tba.control import Hold, check_free
 from tba.evaluate import Evaluation
 from tba.evaluations import Beside, EvaluationLateError, EvaluatorLostError
@@ -26,7 +27,8 @@ from tba.metrics import Say
 from tba.policy import copy_out
 from tba.report import write_report
 from tba.settings import DEBUG, Settings, SettingsError
-from tba.tasks.protocol import fingerprint
+from tba.tasks.protocol import Task, fingerprint
+from tba.tasks.script import Brought
 from tba.weights import Tensors
 
 
@@ -39,14 +41,14 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.completions = path / "completions.jsonl"
 
-    def create(self, settings: Settings) -> None:
-        """Makes the folder and writes `config.yaml`.
+    def create(self, settings: Settings, *, into: bool = False) -> None:
+        """Makes the folder and writes `config.yaml`; with `into`, into a folder that is there and holds no run.
 
         Raises:
             SettingsError: something is already there, or the folder cannot be made.
         """
         try:
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True, exist_ok=into and not (self.path / "config.yaml").exists())
         except OSError as error:
             raise SettingsError([f"run directory {str(self.path)!r} cannot be made: {error}."]) from error
         self._replace("config.yaml", yaml.safe_dump(settings.resolved(), sort_keys=False, allow_unicode=True))
@@ -89,9 +91,12 @@ class Run:
     """Everything between a checked settings tree and a finished run directory."""
 
     def __init__(
-        self, settings: Settings, directory: RunDirectory, say: Say, *, resume_from: Path | None = None
+        self, settings: Settings, directory: RunDirectory, say: Say, *, resume_from: Path | None = None,
+        brought: Brought | None = None,
     ) -> None:
         """`resume_from` is a complete checkpoint folder of this run; None starts afresh.
+
+        `brought` is what a script hands over, for the task of that name.
 
         Raises:
             SettingsError: the prompts are wrong, or not those that the checkpoint was saved with; or another process
@@ -99,16 +104,21 @@ class Run:
         """
         self._settings, self._directory, self._say = settings, directory, say
         self._hold = Hold(directory.path)
+        self.asks: set[Literal["stop", "save", "evaluate"]] = set()
+        """What who is told of the steps may ask for: that the run ends, is saved at the next end of a round, or is
+        evaluated after this step. Taken out when it is done."""
         self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": "", "beta": None}
         if resume_from is not None:
             self._facts |= checkpoint.facts_of(resume_from)
         try:
-            self._journey: Journey = make_journey(settings, resume_from, say, directory.path)
+            is_own = settings.task.name in OWN_TASKS  # the user's own code, which may be wrong
+            task = self._own = assembly.examined_task_of(settings, brought) if is_own else None
+            self._journey: Journey = make_journey(settings, resume_from, say, directory.path, brought)
         except BaseException:
             self._hold.close()
             raise
         try:
-            self._prepare()
+            self._prepare(task or assembly.examined_task_of(settings))
         except BaseException:
             self._close()
             raise
@@ -122,9 +132,8 @@ class Run:
         self._started = time.perf_counter()
         self._spent = {"wait_s": 0.0, "draw_s": 0.0, "publish_s": 0.0, "step_s": 0.0, "checkpoint_s": 0.0}
 
-    def _prepare(self) -> None:
+    def _prepare(self, task: Task) -> None:
         settings = self._settings
-        task = assembly.examined_task_of(settings)
         self._start_policy = assembly.make_policy(settings, task)
         questions = assembly.make_questions(settings, task, self._start_policy)
         for note in assembly.notes_of(task):
@@ -146,6 +155,11 @@ class Run:
         self._evaluator = evaluator or assembly.make_evaluator(settings, self._questions, self._start_policy).evaluate
         self._beside = Beside(self._evaluator, settings.evaluation.limit_s) if settings.mode == "async" else None
 
+    @property
+    def step(self) -> int:
+        """Steps so far, those before a resumption included."""
+        return self._step
+
     def execute(self) -> dict[str, Any]:
         """Runs to the last step, the time limit, or the first interrupt; returns the summary.
 
@@ -156,7 +170,8 @@ class Run:
         self._say("ready", {})
         try:
             with self._interrupts():
-                if not self._facts["start"]:
+                is_evaluated = bool(self._questions.held_out)
+                if is_evaluated and not self._facts["start"]:
                     start = self._evaluate(copy_out(self._start_policy.model), 0)
                     self._record_evaluation(start)
                     self._facts["start"] = dict(start.metrics)
@@ -165,7 +180,7 @@ class Run:
                 self._facts["wall_s"] = self._wall()
                 self._save(self._facts["wall_s"])
                 self._journey.save_model(self._directory.path / "final")
-                if status == "done":
+                if status == "done" and is_evaluated:
                     newest = self._journey.weights()
                     evaluation = self._evaluate(newest.tensors, newest.version)
                     self._record_evaluation(evaluation)
@@ -187,6 +202,8 @@ class Run:
 
     def _close(self) -> None:
         self._journey.close()
+        if self._own is not None and (close := getattr(self._own, "close", None)) is not None:
+            close()  # the processes that score
         self._hold.close()
 
     # ---- training ----
@@ -204,8 +221,10 @@ class Run:
             self._directory.append(self._directory.metrics, [m.to_json(line)])
             self._say("step", line)
             self._collect_evaluation(wait=False)
-            if settings.evaluation.every and self._step % settings.evaluation.every == 0:
+            is_due = settings.evaluation.every and self._step % settings.evaluation.every == 0
+            if (is_due or "evaluate" in self.asks) and self._questions.held_out:
                 self._evaluate_beside()
+            self.asks.discard("evaluate")
             if self._is_due(self._step):
                 self._save(self._wall())
         self._collect_evaluation(wait=True)
@@ -215,11 +234,15 @@ class Run:
         """Whether the round after `step` steps may start."""
         settings = self._settings
         minutes = settings.trainer.max_minutes
-        if self._wants_stop.is_set() or step >= settings.trainer.steps:
+        if self._wants_stop.is_set() or "stop" in self.asks or step >= settings.trainer.steps:
             return "stop"
         if minutes is not None and self._wall() >= 60 * minutes:
             return "stop"
-        return "hold" if self._is_due(step) and step > self._step else "go"
+        if step > self._step:
+            return "hold" if self._is_due(step) or "save" in self.asks else "go"
+        if "save" in self.asks:  # everything before this round has been consumed
+            self._save(self._wall())
+        return "go"
 
     def _is_due(self, step: int) -> bool:
         """Whether a checkpoint is written after `step` steps: at the first end of a round after each multiple."""
@@ -238,7 +261,9 @@ class Run:
             self._directory.path, self._step, self._journey.save, facts, keep=self._settings.checkpoint.keep
         )
         self._directory.write_json("ledger.json", self._journey.ledger())
+        self.asks.discard("save")
         self._spent["checkpoint_s"] += time.perf_counter() - started
+        self._say("checkpoint", {"step": self._step})
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
@@ -350,17 +375,19 @@ class Run:
         return m.finite(summary)
 
 
-def make_journey(settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> Journey:
-    """The journey of the settings' mode, its processes on their way up."""
+def make_journey(
+    settings: Settings, resume_from: Path | None, say: Say, run_dir: Path, brought: Brought | None = None
+) -> Journey:
+    """The journey of the settings' mode, its processes on their way up; they score with what is `brought`."""
     if settings.mode == "async":
         from tba.cluster.driver import Cluster
 
-        return Cluster(settings, resume_from, say, run_dir)
+        return Cluster(settings, resume_from, say, run_dir, None if brought is None else brought.for_scoring())
     return Lockstep(resume_from, run_dir)
 
 
-def resumed(path: Path, settings: Settings, say: Say) -> Run:
-    """The run in the folder `path`, at its newest complete checkpoint.
+def resumed(path: Path, settings: Settings, say: Say, brought: Brought | None = None) -> Run:
+    """The run in the folder `path`, at its newest complete checkpoint; `brought` is as for `Run`.
 
     Raises:
         SettingsError: there is no complete checkpoint in it, or it is under way.
@@ -378,4 +405,4 @@ def resumed(path: Path, settings: Settings, say: Say) -> Run:
         ])
     step, newest = found[-1]
     say("note", {"text": f"resuming from step {step}"})
-    return Run(settings, RunDirectory(path), say, resume_from=newest)
+    return Run(settings, RunDirectory(path), say, resume_from=newest, brought=brought)

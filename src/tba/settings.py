@@ -50,6 +50,8 @@ class PolicySettings(Section):
     """Divides the logits of policy and reference alike."""
     autocast: Literal["none", "bfloat16"] = "none"
     """Compute precision of the trainer's forward; master weights stay float32."""
+    tokenizer: str | None = None
+    """Folder or Hugging Face id of the tokenizer; the model's own if null."""
     trust_remote_code: bool = False
     """Run code that a model folder carries. Off unless you trust the folder."""
     lora: LoraSettings = Field(default_factory=LoraSettings)

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from tba.maths_settings import MathsSettings
-from tba.preference_settings import PreferenceSettings, RewardSettings
+from tba.preference_settings import PreferenceSettings, RewardSettings, function_problems, rewards_problems
 from tba.sections import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -17,7 +17,7 @@ class TaskSettings(MathsSettings):
     """What is asked, and how answers are scored."""
 
     name: str = "arithmetic"
-    """A built-in task: arithmetic, enumerable, maths, preference or custom."""
+    """A built-in task: arithmetic, enumerable, maths, preference or custom; script: what a Python script hands over."""
     seed: int = 0
     """Seed of generated problems; also of their split into training and held-out ones."""
     held_out: NonNegativeInt = 500
@@ -42,11 +42,11 @@ class TaskSettings(MathsSettings):
     held_out_path: str | None = None
     """custom, maths, preference: the same of held-out prompts; without it the last `held_out` rows of `path`."""
     prompt_column: str = "prompt"
-    """custom, preference: column with the prompt, a string or a list of chat messages."""
+    """custom, preference, script: column with the prompt, a string or a list of chat messages."""
     reward: str | None = None
-    """custom: the reward function, `module:function` or `file.py:function`."""
+    """custom: the reward function, `module:function` or `file.py:function`; one alone, see `rewards`."""
     rewards: tuple[RewardSettings, ...] = Field(default=(), strict=False)
-    """preference: scorers whose weighted sum is the reward: see docs/preference.md."""
+    """custom, preference, script: scorers whose weighted sum is the reward (docs/own_tasks.md, docs/preference.md)."""
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
 
 
@@ -58,7 +58,12 @@ def custom_problems(task: TaskSettings) -> Iterator[str]:
         path = getattr(task, key)
         if path is not None and not Path(path).is_file():
             yield f"task.{key} = {path!r} is not a file; give the path of a JSONL file."
-    if task.reward is None:
+    if task.reward is None and not task.rewards:
         yield "task.reward is missing: give the reward function as module:function or file.py:function."
-    elif ":" not in task.reward:
+    elif task.reward is not None and task.rewards:
+        yield (f"task.reward = {task.reward!r} and {len(task.rewards)} task.rewards; give one of the two: one "
+               f"function, or several scorers with weights.")
+    elif task.reward is not None and not all(task.reward.rpartition(":")):
         yield f"task.reward = {task.reward!r} names no function; write module:function or file.py:function."
+    yield from rewards_problems(task.rewards)
+    yield from function_problems(task.rewards)

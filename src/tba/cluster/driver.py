@@ -47,13 +47,15 @@ POLL_S = 0.2
 class Cluster:
     """The driver's side: hands steps to the trainer, owns the published weights, looks after searchers."""
 
-    def __init__(self, settings: Settings, resume_from: Path | None, say: Say, run_dir: Path) -> None:
-        """Starts or joins Ray, and starts all processes.
+    def __init__(
+        self, settings: Settings, resume_from: Path | None, say: Say, run_dir: Path, brought: object = None
+    ) -> None:
+        """Starts or joins Ray, and starts all processes; `brought` is what a script hands over for scoring.
 
         Raises:
             SettingsError: the cluster cannot be reached, or has not what a process needs.
         """
-        self._settings, self._say = settings, say
+        self._settings, self._say, self._brought = settings, say, brought
         self._resume_from = None if resume_from is None else str(resume_from.resolve())
         self._run_dir = str(run_dir.resolve())
         self._tree = settings.resolved()
@@ -77,7 +79,7 @@ class Cluster:
             self._evaluator: Any = None
             if self._has_evaluator():
                 self._evaluator = self._spawn(
-                    EvaluatorProcess, self._tree, self._threads("evaluator"), share="evaluator"
+                    EvaluatorProcess, self._tree, self._threads("evaluator"), brought, share="evaluator"
                 )
             # Searchers come last: where there is not room for all of them, the run goes on with those that fit.
             self._searchers = Searchers(settings, self._spawn_searcher, self._get, say)
@@ -144,7 +146,9 @@ class Cluster:
         return settings.ray.address is not None or self._cores > 1 + settings.search.searchers
 
     def _spawn_searcher(self, name: str) -> Any:
-        return self._spawn(SearcherProcess, self._tree, self._threads("searcher"), name, share="searcher")
+        return self._spawn(
+            SearcherProcess, self._tree, self._threads("searcher"), name, self._brought, share="searcher"
+        )
 
     def _spawn(self, process: type, *arguments: Any, share: str, groups: dict[str, int] | None = None) -> Any:
         make: Any = ray.remote(concurrency_groups=groups) if groups else ray.remote  # pyright: ignore

@@ -22,9 +22,9 @@ class EvaluatorProcess:
     produces: evaluations
     """
 
-    def __init__(self, tree: dict[str, Any], threads: int) -> None:
-        """`tree` is the resolved settings tree."""
-        self._settings, self._task, self._policy = start_process(tree, threads)
+    def __init__(self, tree: dict[str, Any], threads: int, brought: object = None) -> None:
+        """`tree` is the resolved settings tree; `brought` is what a script hands over for scoring."""
+        self._settings, self._task, self._policy = start_process(tree, threads, brought)
         settle(nicer_by=YIELDS)
 
     def ask(self, held_out: Sequence[Prompt]) -> None:

@@ -23,11 +23,11 @@ class SearcherProcess:
     produces: groups
     """
 
-    def __init__(self, tree: dict[str, Any], threads: int, name: str) -> None:
-        """`tree` is the resolved settings tree."""
+    def __init__(self, tree: dict[str, Any], threads: int, name: str, brought: object = None) -> None:
+        """`tree` is the resolved settings tree; `brought` is what a script hands over for scoring."""
         from tba import assembly
 
-        settings, task, policy = start_process(tree, threads)
+        settings, task, policy = start_process(tree, threads, brought)
         self._searcher = assembly.make_searcher(settings, task, policy, name)
         self._searcher.warm_up(sorted(policy.stop_ids)[:1])
         self._adopt_every = settings.engine.adopt_every

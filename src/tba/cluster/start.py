@@ -49,11 +49,14 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def start_process(tree: dict[str, Any], threads: int) -> tuple[Settings, Any, Any]:
-    """Settings, task and start policy in a new process that is to use `threads` threads."""
+def start_process(tree: dict[str, Any], threads: int, brought: object = None) -> tuple[Settings, Any, Any]:
+    """Settings, task and start policy in a new process that is to use `threads` threads.
+
+    `brought` is what a script hands over for scoring.
+    """
     use_threads(threads)
     from tba import assembly
 
     settings = check_settings(tree)
-    task = assembly.make_task_of(settings)
+    task = assembly.make_task_of(settings, brought)
     return settings, task, assembly.make_policy(settings, task)

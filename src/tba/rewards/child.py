@@ -32,6 +32,8 @@ class Child:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         theirs.close()
         self._has_greeted = False
+        self.complaint = ""
+        """What it said instead of "ready"."""
         self.close = weakref.finalize(self, _end, self._process, self._pipe)
         """Ends it, whatever it is doing; happens by itself when nothing refers to it, and at exit."""
 
@@ -43,8 +45,19 @@ class Child:
     def is_ready(self, limit_s: float) -> bool:
         """Whether it has said so, or does within `limit_s` seconds."""
         with contextlib.suppress(EOFError, OSError):
-            self._has_greeted = self._has_greeted or (self._pipe.poll(limit_s) and self._pipe.recv() == "ready")
+            if not self._has_greeted and self._pipe.poll(limit_s):
+                said = self._pipe.recv()
+                self._has_greeted = said == "ready"
+                self.complaint = "" if self._has_greeted else str(said)
         return self._has_greeted
+
+    def give(self, payload: bytes) -> None:
+        """Sends what it reads before it is ready.
+
+        Raises:
+            OSError: it died.
+        """
+        self._pipe.send_bytes(payload)
 
     def ask(self, request: Any, limit_s: float) -> Any:
         """Its answer to `request`.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tba.records import Prompt
+from tba.rewards.shapes import MESSAGES
 
 Format = Literal["text", "chat", "pair", "completion"]
 
@@ -83,7 +84,7 @@ class Encoder:
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:
     """The prompt as chat messages: its column of them, else its text as the user's one message."""
-    given: Any = prompt.columns.get("messages") or [{"role": "user", "content": prompt.text}]
+    given: Any = prompt.columns.get(MESSAGES) or [{"role": "user", "content": prompt.text}]
     return [{"role": m["role"], "content": whole_characters(m["content"])} for m in given]
 
 

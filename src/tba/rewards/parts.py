@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tba.preference_settings import RewardSettings
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, RewardFunction, Score, clip, score_safely
+from tba.rewards.sandbox import TimedScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Part:
 
 
 class WeightedSum:
-    """Sum of weight x score over parts; a completion that one part cannot score has no reward.
+    """Sum of weight x score over parts, those left out that give None; it is unscored if all do, or one fails.
 
     The parts are made at the first call, so that who only asks for prompts loads no model.
     """
@@ -55,22 +57,41 @@ class WeightedSum:
 
 def _summed(parts: Sequence[Part], outcomes: Sequence[Score | Failure]) -> Score | Failure:
     scored: dict[str, float] = {}
+    silent: list[Failure] = []
     for part, outcome in zip(parts, outcomes, strict=True):
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, Score):
+            scored[part.name] = outcome.reward
+        elif outcome.reason == "none":
+            silent.append(outcome)
+        else:
             return Failure(reason=outcome.reason, detail=clip(f"{part.name}: {outcome.detail}"))
-        scored[part.name] = outcome.reward
-    return Score(reward=math.fsum(p.weight * scored[p.name] for p in parts), parts=scored)
+    if not scored:
+        return silent[0]
+    return Score(reward=math.fsum(p.weight * scored[p.name] for p in parts if p.name in scored), parts=scored)
 
 
-def reward_of(rewards: Sequence[RewardSettings], place: str = "task.rewards") -> WeightedSum:
-    """The reward of the settings, found at `place` of the tree."""
+def reward_of(
+    rewards: Sequence[RewardSettings], place: str = "task.rewards", *, limit_s: float = 10.0,
+    carried: TimedScorer | None = None,
+) -> WeightedSum:
+    """The reward of the settings, found at `place` of the tree.
+
+    `limit_s` bounds each call of a function, in seconds; functions without a module are those of `carried`.
+    """
     return WeightedSum(lambda: [
-        Part(name=reward.part, weight=reward.weight, function=_scorer_of(reward, f"{place}.{number}"))
+        Part(name=reward.part, weight=reward.weight,
+             function=_scorer_of(reward, f"{place}.{number}", limit_s=limit_s, carried=carried))
         for number, reward in enumerate(rewards)
     ])
 
 
-def _scorer_of(reward: RewardSettings, place: str) -> RewardFunction:
+def _scorer_of(
+    reward: RewardSettings, place: str, *, limit_s: float, carried: TimedScorer | None
+) -> RewardFunction:
+    if reward.function is not None:
+        if carried is not None:
+            return partial(carried, name=reward.function)
+        return TimedScorer(reward.function, limit_s=limit_s)
     if reward.model is not None:
         from tba.rewards.models import load_scorer
 

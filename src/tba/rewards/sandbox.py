@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any
 
 from tba.records import Completion, Prompt
+from tba.rewards.carried import Carried, unpacked
 from tba.rewards.child import Child, requests
-from tba.rewards.functions import Failure, RewardFunction, Score, score_safely
+from tba.rewards.functions import Failure, Score, score_safely
+from tba.rewards.shapes import Called, shape_problem
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 """Seconds that the process may take to import the function's module."""
+TRIAL = ("0", "")
+"""Texts of the completions that a function is tried on before a model loads."""
 
 
-def load_function(spec: str) -> RewardFunction:
+def load_function(spec: str) -> Callable[..., Any]:
     """The function that `module:function` or `file.py:function` names.
 
     Raises:
@@ -28,13 +34,19 @@ def load_function(spec: str) -> RewardFunction:
     where, _, name = spec.rpartition(":")
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-        function = getattr(module, name)
     except Exception as error:
         # Importing runs the user's own code, which may raise anything.
-        raise ValueError(f"task.reward = {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        sought = f"; it is looked for in {os.getcwd()} and among the installed packages" if isinstance(
+            error, ModuleNotFoundError) and error.name == where else ""
+        raise ValueError(f"task.reward = {spec!r} cannot be loaded: {type(error).__name__}: {error}{sought}") from error
+    if not hasattr(module, name):
+        close = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
+        hint = f"did you mean {close[0]}?" if close else "write the name of one of its functions."
+        raise ValueError(f"task.reward = {spec!r} cannot be loaded: {where} has no {name!r}; {hint}")
+    function = getattr(module, name)
     if not callable(function):
         raise ValueError(f"task.reward = {spec!r} is a {type(function).__name__}; it must be a function.")
-    return cast(RewardFunction, function)
+    return function
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -49,11 +61,23 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def serve(connection: Connection, function_spec: str, limit_s: str) -> None:
-    """Body of the scoring process: one answer per request."""
-    function = load_function(function_spec)
-    for prompt, completions in requests(connection, float(limit_s)):
-        connection.send(score_safely(function, prompt, completions))
+def serve(connection: Connection, spec: str, limit_s: str) -> None:
+    """Body of the scoring process: one answer per request.
+
+    Without `spec` the functions come over the pipe before anything else.
+    """
+    sys.path.insert(0, os.getcwd())
+    try:
+        functions = {"": load_function(spec)} if spec else unpacked(connection.recv_bytes())
+    except ValueError as error:
+        connection.send(str(error))
+        return
+    called = {name: Called(function) for name, function in functions.items()}
+    for name, prompt, asked in requests(connection, float(limit_s)):
+        if prompt is None:
+            connection.send(shape_problem(functions[name], asked))
+        else:
+            connection.send(score_safely(called[name], prompt, asked))
 
 
 class TimedScorer:
@@ -62,19 +86,24 @@ class TimedScorer:
     A call that outlasts `limit_s` or whose process dies is a recorded failure; the process is replaced.
     """
 
-    def __init__(self, function_spec: str, *, limit_s: float) -> None:
-        """`function_spec` is `module:function` or `file.py:function`; `limit_s` is per call, in seconds."""
-        self._spec = function_spec
+    def __init__(self, function: str | Carried, *, limit_s: float) -> None:
+        """`function` is `module:function` or `file.py:function`, or functions that are carried along.
+
+        `limit_s` is per call, in seconds.
+        """
+        self._function = function
         self._limit_s = limit_s
         self._child: Child | None = None
         self.replaced = 0
         """Processes that were killed or died."""
 
-    def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
-        """One outcome per completion, in order."""
+    def __call__(
+        self, prompt: Prompt, completions: Sequence[Completion], *, name: str = ""
+    ) -> list[Score | Failure]:
+        """One outcome per completion, in order; `name` is that of one of the carried functions."""
         child = self._start()
         try:
-            return child.ask((prompt, list(completions)), self._limit_s)
+            return child.ask((name, prompt, list(completions)), self._limit_s)
         except TimeoutError:
             failure = Failure(reason="timeout", detail=f"no reward within {self._limit_s:g} s")
         except (EOFError, OSError) as error:
@@ -83,12 +112,39 @@ class TimedScorer:
         self.replaced += 1
         return [failure] * len(completions)
 
+    def problem(self, columns: Collection[str], *, name: str = "") -> str:
+        """What is wrong with the function, if its prompts have `columns`; '' if nothing is. It is not called."""
+        try:
+            return self._start().ask((name, None, list(columns)), START_LIMIT_S)
+        except (TimeoutError, EOFError, OSError, ValueError) as error:
+            self.close()
+            return str(error) or f"its process ended ({type(error).__name__})."
+
+    def tried(self, prompt: Prompt, *, name: str = "") -> tuple[str, str]:
+        """(what is wrong with what the function returns, why a trial was not scored); '' each if nothing is."""
+        trial = [Completion(tokens=(0,), text=text, logps=(0.0,), version=0, finish="stop") for text in TRIAL]
+        failures = [outcome for outcome in self(prompt, trial, name=name) if isinstance(outcome, Failure)]
+        for failure in failures:
+            if failure.reason in ("wrong_type", "wrong_length"):
+                return f"{failure.detail}; return a list with one number, or None, per completion.", ""
+        return "", (f"{failures[0].reason}: {failures[0].detail}" if failures else "")
+
     def _start(self) -> Child:
         if self._child is None:
-            self._child = Child("tba.rewards.sandbox:serve", self._spec, str(self._limit_s))
-            if not self._child.is_ready(START_LIMIT_S):
+            carried = isinstance(self._function, Carried)
+            spec = "" if carried else str(self._function)
+            self._child = child = Child("tba.rewards.sandbox:serve", spec, str(self._limit_s))
+            try:
+                if isinstance(self._function, Carried):
+                    child.give(self._function.packed)
+                is_ready = child.is_ready(START_LIMIT_S)
+            except OSError:
+                is_ready = False
+            if not is_ready:
+                said = child.complaint
                 self.close()
-                raise ValueError(f"task.reward = {self._spec!r}: its process did not start within {START_LIMIT_S:g} s.")
+                raise ValueError(said or f"task.reward = {spec or 'of a script'!r}: its process did not start within "
+                                         f"{START_LIMIT_S:g} s, or died.")
         return self._child
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Prompts from a JSONL file, scored by a user's reward function in a killable process."""
+"""Prompts from a JSONL file, scored by a user's reward functions in killable processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tba.records import Completion, Prompt
-from tba.rewards.sandbox import TimedScorer
 from tba.settings import SettingsError, TaskSettings
-from tba.tasks.lines import Row, json_rows, refuse
+from tba.tasks.lines import Row, json_rows
+from tba.tasks.own import OwnRewards, prompt_of, prompts_of
 from tba.tasks.protocol import Encode
 
 
@@ -23,14 +23,13 @@ class Custom:
     characters = ""
 
     def __init__(self, settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> None:
-        """Reads the files; `score_limit_s` bounds each call of the reward function.
+        """Reads the files; `score_limit_s` bounds each call of a reward function.
 
         Raises:
             SettingsError: a line is malformed (file and line named), or no prompts are left to train on.
         """
         del max_new_tokens
         assert settings.path is not None, "settings refuse a custom task without a path"
-        assert settings.reward is not None, "settings refuse a custom task without a reward"
         rows = read_rows(Path(settings.path), settings.prompt_column)
         if settings.held_out_path is not None:
             self._training, self._held_out = rows, read_rows(Path(settings.held_out_path), settings.prompt_column)
@@ -43,41 +42,41 @@ class Custom:
                 f"splits into {len(self._training)} for training and {len(self._held_out)} held out; both need one."
             ])
         self._column, self._path, self._limit = settings.prompt_column, settings.path, settings.max_prompt_tokens
-        self._scorer = TimedScorer(settings.reward, limit_s=score_limit_s)
+        self._rewards = OwnRewards(settings.reward, settings.rewards, limit_s=score_limit_s)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See `Examines.notes`."""
+        return self._rewards.notes
+
+    def examine(self) -> str:
+        """Looks at the reward functions, whose prompts are read already; see `Examines.examine`."""
+        place, row = self._training[0]
+        problems = self._rewards.look(prompt_of(place, row, self._column, (0,), "id"))
+        if problems:
+            self.close()
+            raise SettingsError(problems)
+        return f"{len(self._training)} prompts for training, {len(self._held_out)} held out; columns {', '.join(row)}"
 
     def prompts(self, encode: Encode) -> Sequence[Prompt]:
         """Training prompts, in the file's order."""
-        return self._encoded(self._training, encode)
+        return prompts_of(self._training, self._column, encode, self._limit, id_column="id")
 
     def held_out(self, encode: Encode) -> Sequence[Prompt]:
         """Held-out prompts, in the file's order."""
-        return self._encoded(self._held_out, encode)
-
-    def _encoded(self, rows: Sequence[Row], encode: Encode) -> list[Prompt]:
-        found: list[Prompt] = []
-        problems: list[str] = []
-        for place, row in rows:
-            asked = row[self._column]
-            tokens = encode(asked)
-            if not 1 <= len(tokens) <= self._limit:
-                problems.append(
-                    f"{place}: the prompt has {len(tokens)} tokens; allowed are 1 to task.max_prompt_tokens = "
-                    f"{self._limit}; change it, or raise the limit."
-                )
-                continue
-            columns = {name: value for name, value in row.items() if name != self._column}
-            text = asked if isinstance(asked, str) else "\n".join(f"{m['role']}: {m['content']}" for m in asked)
-            found.append(Prompt(id=str(row.get("id", place)), tokens=tokens, text=text, columns=columns))
-        refuse(problems)
-        return found
+        return prompts_of(self._held_out, self._column, encode, self._limit, id_column="id")
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
-        """What the reward function gives, or why it gave nothing."""
-        return self._scorer(prompt, completions)
+        """What the reward functions give, or why they gave nothing."""
+        return self._rewards.score(prompt, completions)
 
     def gold(self, prompt: Prompt) -> None:
         """Unknown: only the reward function knows what is right."""
         del prompt
+
+    def close(self) -> None:
+        """Ends the processes that score."""
+        self._rewards.close()
 
 
 def read_rows(path: Path, column: str, setting: str = "task.prompt_column") -> list[Row]:
@@ -86,10 +85,11 @@ def read_rows(path: Path, column: str, setting: str = "task.prompt_column") -> l
     Raises:
         SettingsError: with the file and line of every malformed one.
     """
-    return json_rows(path, lambda row: _row_problem(row, column, setting))
+    return json_rows(path, lambda row: row_problem(row, column, setting))
 
 
-def _row_problem(row: Any, column: str, setting: str) -> str:
+def row_problem(row: Any, column: str, setting: str) -> str:
+    """What is wrong with the prompt of a row; '' if nothing is. `setting` says where `column` is chosen."""
     if column not in row:
         return f"has no column {column!r}, only {', '.join(map(repr, row))}; set {setting} to the right one."
     asked = row[column]

@@ -7,6 +7,7 @@ from typing import Any
 
 from tba.records import Completion, Prompt
 from tba.rewards.parts import reward_of
+from tba.rewards.shapes import MESSAGES
 from tba.settings import SettingsError, TaskSettings
 from tba.tasks import tldr
 from tba.tasks.custom import is_chat
@@ -16,8 +17,6 @@ from tba.tasks.rows import Row, rows_of_dataset, rows_of_file
 
 REFERENCE = "reference"
 """Column of a prompt with a human's completion."""
-MESSAGES = "messages"
-"""Column of a prompt with the chat messages that it was made of."""
 
 
 class Preference:
@@ -29,12 +28,12 @@ class Preference:
     characters = ""
 
     def __init__(self, settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> None:
-        """Reads the rows; each endpoint has a limit of its own, so that `score_limit_s` does not concern it.
+        """Reads the rows; `score_limit_s` bounds each call of a function, and endpoints have limits of their own.
 
         Raises:
             SettingsError: rows cannot be read or lack a column, or no prompts are left on one side.
         """
-        del max_new_tokens, score_limit_s
+        del max_new_tokens
         self._settings = settings
         chosen = settings.preference
         self._is_tldr = chosen.format == "tldr"
@@ -63,7 +62,7 @@ class Preference:
                 f"out (task.held_out = {settings.held_out}); both need one."
             ])
         self._training, self._held_out = rows, held_out
-        self._reward = reward_of(settings.rewards)
+        self._reward = reward_of(settings.rewards, limit_s=score_limit_s)
         self.dropped = 0
         """Prompts left out as too long when they were last asked for."""
 

@@ -81,13 +81,16 @@ def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> l
     return judge_returned(task.score(prompt, completions), len(completions), type(task).__name__)
 
 
-def make_task(settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float) -> Task:
-    """The task that `task.name` names.
+def make_task(
+    settings: TaskSettings, *, max_new_tokens: int, score_limit_s: float, brought: object = None
+) -> Task:
+    """The task that `task.name` names; `brought` is what a script hands over, for the task that takes it.
 
     Raises:
         SettingsError: its data is wrong (file and line named).
     """
-    return make(TASKS[settings.name], settings, max_new_tokens=max_new_tokens, score_limit_s=score_limit_s)
+    more = {} if brought is None else {"brought": brought}
+    return make(TASKS[settings.name], settings, max_new_tokens=max_new_tokens, score_limit_s=score_limit_s, **more)
 
 
 def check_ids_unique(prompts: Iterable[Prompt]) -> None:
