@@ -35,9 +35,8 @@ class RoomyLayer(DynamicLayer):
         width = before + key_states.shape[-2]
         if not self._held or width > self._held[0].shape[-2]:
             room = width + max(ROOM, width // 4)
-            self._held = [_moved(old, new, room) for old, new in (
-                (self.keys if before else key_states[:, :, :0], key_states),
-                (self.values if before else value_states[:, :, :0], value_states))]
+            old = self._held or [key_states, value_states]
+            self._held = [_of_rows(held[:, :, :before], torch.arange(rows), room) for held in old]
         for held, new in zip(self._held, (key_states, value_states), strict=True):
             held[:rows, :, before:width] = new
         self.keys, self.values = (held[:rows, :, :width] for held in self._held)
@@ -64,13 +63,6 @@ def roomy_cache() -> DynamicCache:
     cache = DynamicCache()
     cache.layer_class_to_replicate = RoomyLayer
     return cache
-
-
-def _moved(old: Tensor, like: Tensor, room: int) -> Tensor:
-    """`old` in new memory that has room for `room` positions."""
-    held = like.new_empty(like.shape[0], like.shape[1], room, like.shape[3])
-    held[:, :, : old.shape[-2]] = old
-    return held
 
 
 def _of_rows(old: Tensor, indices: Tensor, room: int) -> Tensor:

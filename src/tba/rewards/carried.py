@@ -30,7 +30,7 @@ def packed(functions: Mapping[str, Callable[..., Any]]) -> tuple[Carried, list[s
     problems: list[str] = []
     for name, function in functions.items():
         try:
-            sent[name] = cloudpickle.dumps(function)
+            sent[name] = cloudpickle.dumps(function)  # pyright: ignore[reportPrivateImportUsage]
         except Exception as error:
             # Pickling runs methods of whatever the function holds.
             problems.append(

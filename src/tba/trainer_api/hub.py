@@ -23,7 +23,7 @@ class Hub:
         """
         if not self._args.push_to_hub:
             return []
-        from httpx import HTTPError
+        from httpx2 import HTTPError
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 

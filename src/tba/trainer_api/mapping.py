@@ -126,7 +126,8 @@ def tree_of(
     """The settings tree of a script."""
     schedule = SCHEDULES[str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))]
     warmup = args.warmup_steps if args.warmup_steps >= 1 else math.ceil(args.warmup_steps * steps)
-    trusted = args.trust_remote_code or bool(dict(args.model_init_kwargs or {}).get("trust_remote_code"))
+    given = args.model_init_kwargs
+    trusted = args.trust_remote_code or (isinstance(given, Mapping) and bool(given.get("trust_remote_code")))
     tree: dict[str, Any] = {
         "seed": args.seed, "mode": args.mode, "model": model,
         "task": {"name": "script", "rewards": [dict(reward) for reward in rewards], "held_out": max(1, held_out),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.trainer_callback import (
     CallbackHandler,
     DefaultFlowCallback,
@@ -80,8 +80,8 @@ class TBATrainer:
         problems += self._hub.problems()
         is_evaluated = self.args.eval_strategy != "no" or self.args.eval_on_start
         if self.args.eval_strategy != "no" and eval_dataset is None:
-            problems.append(f"eval_strategy = {self.args.eval_strategy.value!r} needs eval_dataset; give one, or set "
-                            f"eval_strategy='no'.")
+            chosen = getattr(self.args.eval_strategy, "value", self.args.eval_strategy)
+            problems.append(f"eval_strategy = {chosen!r} needs eval_dataset; give one, or set eval_strategy='no'.")
         integrations = self._integrations(problems)
         if problems or batch is None:
             raise SettingsError(problems)
