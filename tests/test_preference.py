@@ -290,7 +290,6 @@ def test_a_run_completes_while_its_scorer_errs_hangs_and_dawdles(
         (["task.path=none.jsonl"], "task.path = 'none.jsonl' is not a file"),
         ([], "task.path = None and task.preference.dataset = None; give exactly one"),
         (["task.preference.dataset=a/b", "task.path=x"], "give exactly one of the two"),
-        (["task.rewards=[]"], "task.rewards is empty"),
         (["task.rewards=[{model: a/b, wieght: 2}]"], "task.rewards.0.wieght is no setting (did you mean weight?)"),
         (["task.rewards=[{model: a/b}, {model: a/b, weight: x}]"], "task.rewards.1.weight = 'x'"),
         (["task.preference.dataset=a/b", "task.held_out_path=x"], "held-out rows are task.preference.held_out_split"),
