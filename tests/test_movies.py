@@ -18,7 +18,8 @@ import movies
 from movies import Snippet, bare, checked, cut, files, member, noisy_pairs, part_of, parted, read_snippets
 from tba.reading import read_settings
 
-WORDS = ("the film is a very good bad dull warm slow bright story of two people who find a way home at last").split(" ")
+WORDS = ["the", "film", "is", "a", "very", "good", "bad", "dull", "warm", "slow", "bright", "story", "of", "two",
+         "people", "who", "find", "their", "way", "home", "at", "last"]
 
 
 def snippet(name: str, text: str, *ratings: int) -> Snippet:

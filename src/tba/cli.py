@@ -149,6 +149,30 @@ def report(run: RunPath) -> None:
     print(write_report(run))
 
 
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Two or more run directories.")],
+    metric: Annotated[str | None, typer.Option("--metric", help="Held-out number to draw against KL.")] = None,
+    html: Annotated[Path, typer.Option("--html", help="The page to write.")] = Path("compare.html"),
+) -> None:
+    """Put runs side by side: a table here, and one HTML page with table, frontier and curves."""
+    from tba.report import compare as beside
+
+    problems = [*beside.problems_of(runs), *beside.target_problems(html)]
+    if problems:
+        raise SettingsError(problems)
+    sides = beside.read_sides(runs)
+    chosen, problems = beside.metric_of(sides, metric)
+    if problems:
+        raise SettingsError(problems)
+    rows = beside.table(sides, chosen)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(visible("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()))
+    beside.write_page(sides, chosen, html)
+    print(html)
+
+
 @app.command("try")
 def try_out(
     where: Annotated[str, typer.Argument(metavar="RUN-or-MODEL", help="A run directory, or a model.")],
