@@ -146,7 +146,7 @@ def test_the_page_holds_every_run_and_number(two: list[Path], tmp_path: Path) ->
     out = tmp_path / "c.html"
     assert main(["compare", *map(str, two), "--metric", "reward", "--html", str(out)]) == 0
     page = Page(out)
-    for said in ("first", "second", "0.8750", "0.3750", "reward against KL", "Compared by reward", "Training: train/kl"):
+    for said in ("first", "second", "0.8750", "0.3750", "reward against KL", "Compared by reward", "train/kl"):
         assert said in page.text
     assert len(re.findall(r"<circle", page.source)) == 2
     before = out.read_bytes()

@@ -162,7 +162,7 @@ def drawings(sides: Sequence[Side], metric: str | None) -> list[Drawing]:
             found.append(drawing(
                 f"curve-{len(found)}", f"{kind}: {visible(column, 60)}",
                 f"{declared.meaning[0].upper()}{declared.meaning[1:]}." if declared else "Not declared.",
-                "version" if place == metrics.EVAL_STEP else "step", declared.unit if declared else "", traces,
+                "version" if place == metrics.EVAL_STEP else "step", _unit(column), traces,
             ))
     return found
 
@@ -201,7 +201,7 @@ def render(sides: Sequence[Side], metric: str | None) -> str:
     import jinja2
     from markupsafe import Markup
 
-    known = known_metrics(sides)
+    known = sorted(known_metrics(sides), key=lambda name: (name != metric, name != metrics.EVAL_KL))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -221,9 +221,13 @@ def render(sides: Sequence[Side], metric: str | None) -> str:
 
 def _column(name: str, metric: str | None) -> dict[str, Any]:
     declared = metrics.METRICS.get(name)
-    return {"name": visible(name, 60), "is_chosen": name == metric,
-            "unit": "" if declared is None else {"1": "share"}.get(declared.unit, declared.unit),
+    return {"name": visible(name, 60), "is_chosen": name == metric, "unit": _unit(name),
             "meaning": "not declared" if declared is None else declared.meaning}
+
+
+def _unit(name: str) -> str:
+    declared = metrics.METRICS.get(name)
+    return "" if declared is None else {"1": "share"}.get(declared.unit, declared.unit)
 
 
 def target_problems(target: Path) -> list[str]:

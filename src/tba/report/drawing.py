@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tba.report.text import figure
-
 WIDTH, HEIGHT = 420, 260
 """Of a drawing, in its own units, which are pixels on a narrow screen."""
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
@@ -99,8 +97,8 @@ def drawing(id: str, title: str, about: str, x_label: str, y_label: str, traces:
     ]
     return Drawing(
         id=id, title=title, about=about, x_label=x_label, y_label=y_label, traces=placed,
-        x_ticks=[Tick(at=x(value), label=figure(value)) for value in ticks(*across)],
-        y_ticks=[Tick(at=y(value), label=figure(value)) for value in ticks(*up)],
+        x_ticks=[Tick(at=x(value), label=f"{value:.6g}") for value in ticks(*across)],
+        y_ticks=[Tick(at=y(value), label=f"{value:.6g}") for value in ticks(*up)],
     )
 
 
