@@ -242,7 +242,8 @@ def parameters_of(settings: Settings) -> int | None:
     """Number of parameters, read from the files' headers; None if the model is not on this machine."""
     shape = settings.architecture
     if settings.model == "new-llama":
-        return shape.layers * (4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width)
+        layer = 4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width
+        return shape.layers * layer + (shape.vocabulary or 0) * shape.width
     if settings.model in catalog.MODELS:
         folder = Path(str(resources.files("tba").joinpath("assets", settings.model)))
     elif settings.model in catalog.PACKAGED:
