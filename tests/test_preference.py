@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from support import make_completion
 from tba import jobs
 from tba.buffer.export import ordered
 from tba.cli import main
+from tba.policy import load_policy, subword_tokenizer
 from tba.preference_settings import PreferenceSettings, RewardSettings
 from tba.reading import read_settings
 from tba.rewards.functions import Score
 from tba.rewards.models import load_scorer
-from tba.settings import SettingsError, TaskSettings
+from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
 from tba.tasks.preference import Preference
 from tba.tasks.tldr import shortened, tldr_prompt, tldr_reference
 
@@ -290,7 +292,6 @@ def test_a_run_completes_while_its_scorer_errs_hangs_and_dawdles(
         (["task.path=none.jsonl"], "task.path = 'none.jsonl' is not a file"),
         ([], "task.path = None and task.preference.dataset = None; give exactly one"),
         (["task.preference.dataset=a/b", "task.path=x"], "give exactly one of the two"),
-        (["task.rewards=[]"], "task.rewards is empty"),
         (["task.rewards=[{model: a/b, wieght: 2}]"], "task.rewards.0.wieght is no setting (did you mean weight?)"),
         (["task.rewards=[{model: a/b}, {model: a/b, weight: x}]"], "task.rewards.1.weight = 'x'"),
         (["task.preference.dataset=a/b", "task.held_out_path=x"], "held-out rows are task.preference.held_out_split"),
@@ -309,3 +310,73 @@ def test_a_prompt_without_reference_has_none(tmp_path: Path) -> None:
     for column in ("s", None):
         made = task({"path": path}, reference_column=column)
         assert made.reference(made.prompts(characters)[0]) is None
+
+
+# ---- warm start ---------------------------------------------------------------------------------
+
+
+PHRASES = ["the film is warm and bright", "the film is dull and slow", "a warm and bright story", "a slow story"]
+
+
+def imitated(tmp_path: Path, **more: Any) -> list[str]:
+    """Words of a tiny warm start on humans' completions with a tokenizer of its own."""
+    rows = [{"id": str(n), "prompt": text[:8], "human": text[8:]} for n, text in enumerate(PHRASES * 3)]
+    recipe = tmp_path / "s.yaml"
+    recipe.write_text(json.dumps({
+        "mode": "lockstep", "model": "new-llama", "task": {
+            "name": "preference", "path": jsonl(tmp_path / "s.jsonl", rows), "held_out": 4,
+            "preference": {"reference_column": "human"}},
+        "architecture": {"layers": 1, "width": 16, "heads": 2, "positions": 64, "vocabulary": 280, **more},
+        "search": {"max_new_tokens": 6}, "sft": {"steps": 3, "batch_size": 4},
+        "evaluation": {"prompts": 2, "samples": 1},
+    }), "utf-8")
+    return ["sft", str(recipe), "--run", str(tmp_path / "run"), "--json"]
+
+
+def test_a_warm_start_from_scratch_learns_its_own_subwords(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(imitated(tmp_path)) == 0
+    final = json.loads(capsys.readouterr().out.splitlines()[-1])["final"]
+    assert (final["unscored"], final["reward"], final["win_rate"]) == (2, None, None)  # there is no scorer
+    policy = load_policy(str(tmp_path / "run" / "final"), architecture=ArchitectureSettings(), characters="", seed=0,
+                         temperature=1.0)
+    assert len(policy.tokenizer) <= 280
+    assert policy.tokenizer.bos_token_id == policy.encode("a film")[0]
+    assert len(policy.encode("the film is warm")) < 1 + len("the film is warm") / 2
+    for text in (*PHRASES, "naïve \u2028 \U0001f600 x"):
+        assert policy.decode(policy.encode(text)) == text
+    # Cut between words, a text has the ids of the whole one.
+    whole, start = policy.encode("the film is warm"), policy.encode("the film")
+    rest = policy.tokenizer(" is warm", add_special_tokens=False)["input_ids"]
+    assert whole == (*start, *rest)
+
+
+def test_a_tokenizer_is_a_function_of_the_training_texts_alone(tmp_path: Path) -> None:
+    made = [subword_tokenizer(PHRASES, 290).get_vocab() for _ in range(2)]
+    assert made[0] == made[1]
+    path = jsonl(tmp_path / "t.jsonl", [{"prompt": f"p{n}", "human": f" h{n}"} for n in range(5)])
+    assert task({"path": path}, reference_column="human").texts() == ["p0 h0", "p1 h1", "p2 h2"]  # two are held out
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["task.preference.reference_column=null"], "task.preference.reference_column is missing: a warm start imitates"),
+    (["architecture.vocabulary=259"], "architecture.vocabulary = 259 is less than 256 bytes"),
+    (["model=a/b"], "architecture.vocabulary = 280 is of model = 'new-llama'"),
+    (["sft.wrong_share=0.5"], "sft.wrong_share = 0.5: task.name = 'preference'"),
+])  # fmt: skip
+def test_a_warm_start_that_cannot_be_is_refused(
+    tmp_path: Path, overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = imitated(tmp_path)
+    assert main([*words[:2], *overrides, *words[2:]]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_row_without_completion_is_named(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "r.jsonl", [{"prompt": "a", "s": None}] * 3)
+    made = task({"path": path}, reference_column="s")
+    with pytest.raises(SettingsError, match=r"has no completion to imitate in task.preference.reference_column = 's'"):
+        made.demonstration(made.prompts(characters)[0], random.Random(0), 0.0)

@@ -16,7 +16,7 @@ from support import make_completion, make_settings
 from tba import cli
 from tba.preference_settings import RewardModelSettings, RewardSettings, reward_model_problems
 from tba.records import Prompt
-from tba.reward_model import PairLoss, bradley_terry, rows_of, split_pairs, stacked
+from tba.reward_model import PairLoss, bradley_terry, held_out_rows_of, rows_of, split_pairs, stacked
 from tba.rewards.inputs import Encoder
 from tba.rewards.models import load_scorer
 from tba.settings import SettingsError
@@ -171,3 +171,32 @@ def test_a_start_that_cannot_be_used_is_refused(tmp_path: Path, capsys: pytest.C
     assert "is made from scratch and has no folder" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert make_settings().reward_model.at_eos
+
+
+# ---- pairs held out by file ---------------------------------------------------------------------
+
+
+def test_a_file_of_held_out_pairs_is_held_out(tmp_path: Path) -> None:
+    rows = by_letters(9)
+    chosen = RewardModelSettings(
+        path=written(tmp_path / "a.jsonl", rows[:6]), held_out_path=written(tmp_path / "b.jsonl", rows[6:])
+    )
+    reader = encoder()
+    kept = held_out_rows_of(chosen)
+    pairs = split_pairs(rows_of(chosen), chosen, reader, 0, kept)
+    assert (len(pairs.training), len(pairs.held_out)) == (6, 3)
+    wanted = [reader.encode([{"role": "user", "content": row["prompt"]}], row["chosen"]) for row in rows[6:]]
+    assert [pair.chosen for pair in pairs.held_out] == wanted
+
+
+def test_a_pair_on_both_sides_is_refused(tmp_path: Path) -> None:
+    rows = by_letters(6)
+    chosen = RewardModelSettings(
+        path=written(tmp_path / "a.jsonl", rows), held_out_path=written(tmp_path / "b.jsonl", rows[4:])
+    )
+    with pytest.raises(SettingsError, match=r"reward_model.held_out_path = .* shares 2 pairs"):
+        split_pairs(rows_of(chosen), chosen, encoder(), 0, held_out_rows_of(chosen))
+    (problem,) = reward_model_problems(RewardModelSettings(path=chosen.path, held_out_path="none.jsonl"))
+    assert problem.startswith("reward_model.held_out_path = 'none.jsonl' is not a file")
+    with pytest.raises(SettingsError, match="give 6 to train on and 0 held out"):
+        split_pairs(rows_of(chosen), chosen, encoder(), 0, [])

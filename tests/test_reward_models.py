@@ -13,13 +13,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classifiers import LETTERS, POSITIONS, alone, classifier, letters_tokenizer, save_classifier
+from classifiers import LETTERS, POSITIONS, alone, classifier, letters_tokenizer, save_classifier, save_policy
 from support import make_completion, make_prompt
+from tba import cli
 from tba.preference_settings import RewardSettings
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
 from tba.rewards.inputs import Encoder, Input, TooLong, cut_left, messages_of, without
-from tba.rewards.models import ModelScorer, batches, end_logits, last_attended, load_scorer, padded, picked
+from tba.rewards.models import (
+    ModelScorer,
+    batches,
+    end_logits,
+    last_attended,
+    load_scorer,
+    padded,
+    picked,
+    unloadable,
+)
 from tba.rewards.parts import Part, WeightedSum, reward_of
 from tba.sections import SettingsError
 
@@ -387,3 +397,79 @@ def test_a_part_is_named_once(tmp_path: Path) -> None:
     assert RewardSettings(model="owner/name").part == "name"
     assert RewardSettings(endpoint="http://host:8000/").part == "host:8000"
     assert RewardSettings(model="owner/name", name="tone").part == "tone"
+
+
+# ---- refused before anything loads --------------------------------------------------------------
+
+
+def said_of(folder: Any, **more: Any) -> list[str]:
+    return unloadable([RewardSettings(model=str(folder), **more)], fetches=False)
+
+
+def test_a_whole_reward_model_is_not_refused(tmp_path: Path) -> None:
+    for kind in ("llama", "bert", "roberta"):
+        assert said_of(save_classifier(tmp_path / kind, kind)) == []
+
+
+def test_a_model_without_score_head_is_refused_by_its_files_alone(tmp_path: Path) -> None:
+    (said,) = said_of(save_policy(tmp_path / "causal"))
+    assert said.startswith("task.rewards.0.model = ")
+    assert "has no trained weights for score.weight: it is no finished reward model" in said
+    with pytest.raises(SettingsError) as caught:
+        load_scorer(RewardSettings(model=str(tmp_path / "causal")))
+    assert list(caught.value.problems) == [said]
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path / "scorer")
+    wider = letters_tokenizer()
+    wider.add_tokens(["alpha", "beta"])
+    wider.save_pretrained(folder)
+    (said,) = said_of(folder)
+    known = len(letters_tokenizer())
+    assert f"its tokenizer has {known + 2} tokens, and the model knows {known}: it is another model's" in said
+    with pytest.raises(SettingsError, match="it is another model's"):
+        load_scorer(RewardSettings(model=str(folder)))
+
+
+def test_broken_folders_and_settings_are_refused_together(tmp_path: Path) -> None:
+    torn = save_classifier(tmp_path / "torn")
+    weights = next(torn.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:100])
+    bare = save_classifier(tmp_path / "bare")
+    for path in bare.glob("tokenizer*"):
+        path.unlink()
+    good = save_classifier(tmp_path / "good")
+    rewards = [RewardSettings(model=str(path), **more) for path, more in
+               ((torn, {}), (bare, {}), (good, {"index": 3}), ("no/such-model", {}))]
+    said = unloadable(rewards, fetches=False)
+    assert [line.split(" ")[0].split("=")[0] for line in said] == [
+        "task.rewards.0.model", "task.rewards.1.model", "task.rewards.2.index"]
+    assert "is no whole safetensors file" in said[0]
+    assert "cannot be loaded" in said[1]
+
+
+def test_train_and_check_refuse_before_the_policy_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The policy's folder holds nothing that could be loaded, and nobody finds out."""
+    hollow = tmp_path / "policy"
+    hollow.mkdir()
+    (hollow / "config.json").write_text("{}")
+    (hollow / "model.safetensors").write_bytes(b"")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(json.dumps({
+        "mode": "lockstep", "model": str(hollow), "task": {
+            "name": "preference", "path": str(tmp_path / "p.jsonl"), "held_out": 1,
+            "rewards": [{"model": str(save_policy(tmp_path / "causal"))}]},
+    }))
+    said = []
+    for words in (["check", str(recipe)], ["train", str(recipe), "--run", str(tmp_path / "run")]):
+        assert cli.main(words) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert "it is no finished reward model" in said[0]
+    assert not (tmp_path / "run").exists()
+    assert cli.main(["check", str(recipe), "task.rewards=[]"]) == 2
+    assert "task.rewards is empty" in capsys.readouterr().err

@@ -163,7 +163,7 @@ def test_lora(model: str, tmp_path: Path) -> None:
     from peft import LoraConfig
 
     trainer = TBATrainer(
-        model=model, reward_funcs=lambda completions: [float(len(text)) for text in completions],
+        model=model, reward_funcs=lambda completions: [sum(map(ord, text)) % 7 for text in completions],
         args=config(tmp_path), train_dataset=ROWS, eval_dataset=ROWS[:2],
         peft_config=LoraConfig(r=2, lora_alpha=6, task_type="CAUSAL_LM"),
     )

@@ -17,7 +17,7 @@ from tba.records import Completion, Prompt
 from tba.searcher import Searcher
 from tba.sections import RangeSettings
 from tba.settings import Settings, SettingsError
-from tba.tasks.protocol import Examines, Task, check_gold, check_ids_unique, make_task
+from tba.tasks.protocol import Examines, Task, Texts, check_gold, check_ids_unique, make_task
 
 MAX_GOLD_CHECKS = 1000
 """Prompts whose gold answer is scored before a run."""
@@ -39,6 +39,7 @@ def make_policy(settings: Settings, task: Task) -> Policy:
         temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
         trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
         tokenizer=settings.policy.tokenizer,
+        texts=task.texts() if settings.architecture.vocabulary is not None and isinstance(task, Texts) else (),
     )
 
 

@@ -72,6 +72,9 @@ MAX_LISTED = 200_000
 MIN_SPARSE = 10_000
 """Completions per prompt, at least, of which the sparse kind of the enumerable task rewards one."""
 
+MIN_VOCABULARY = 260
+"""Tokens of the smallest byte-level tokenizer that joins anything."""
+
 MODELS = ("arithmetic",)
 """Models that ship in the package, as folders of `tba/assets`."""
 
@@ -182,6 +185,18 @@ def enumerable_problems(task: Any, length: int) -> Iterator[str]:
     elif task.kind == "many_modes" and task.modes > task.symbols**length:
         yield (f"task.modes = {task.modes} is more than the {task.symbols**length} completions of "
                f"search.max_new_tokens = {length} letters; lower it to that or less.")
+
+
+def vocabulary_problems(model: str, vocabulary: int | None) -> Iterator[str]:
+    """What is wrong with `architecture.vocabulary`, as at most one line."""
+    if vocabulary is None:
+        return
+    if model != "new-llama":
+        yield (f"architecture.vocabulary = {vocabulary} is of model = 'new-llama'; model = {model!r} has a tokenizer "
+               f"of its own; leave it out.")
+    elif vocabulary < MIN_VOCABULARY:
+        yield (f"architecture.vocabulary = {vocabulary} is less than 256 bytes, 3 marks and one subword; set "
+               f"architecture.vocabulary={MIN_VOCABULARY} or more.")
 
 
 def model_problems(model: str) -> list[str]:

@@ -73,6 +73,8 @@ def resume(run: RunPath, as_json: AsJson = False) -> None:
     """Go on from the newest complete checkpoint of a run."""
     started = time.perf_counter()
     settings = jobs.settings_of(run)
+    if missing := jobs.lacking(settings):
+        raise SettingsError(missing)
 
     def make(say: Say) -> Runs:
         from tba.run import resumed
@@ -106,7 +108,7 @@ def sft(words: Words = None, run: RunOption = None, as_json: AsJson = False) -> 
     """Supervised warm start of a recipe's model on its task's demonstrations."""
     recipe, overrides = split_words(words or [])
     directory = run or default_run_directory(recipe)
-    settings = checked(recipe, overrides, directory)
+    settings = checked(recipe, overrides, directory, scores=False)
     directory.mkdir(parents=True)
     found = finite(jobs.warm_start(settings, directory / "final", _to_stderr))
     _print_table({name: str(value) for name, value in found.items()}, to_stderr=as_json)
@@ -119,7 +121,7 @@ def reward_model(words: Words = None, run: RunOption = None, as_json: AsJson = F
     """Train a reward model from a recipe's preference pairs; says how well it knows held-out ones."""
     recipe, overrides = split_words(words or [])
     directory = run or default_run_directory(recipe)
-    settings = checked(recipe, overrides, directory)
+    settings = checked(recipe, overrides, directory, scores=False)
     report = finite(jobs.train_reward_model(settings, directory / "final", _to_stderr))
     (directory / "pairs.json").write_text(json.dumps(report, indent=1, allow_nan=False), "utf-8")
     table = {name: str(value) for name, value in report["final"].items() if name != "reliability"}
@@ -132,7 +134,7 @@ def reward_model(words: Words = None, run: RunOption = None, as_json: AsJson = F
 def check(words: Words = None) -> None:
     """Refuse what can be refused before a model loads; print the batch and memory arithmetic."""
     recipe, overrides = split_words(words or [])
-    settings = checked(recipe, overrides)
+    settings = checked(recipe, overrides, fetches=False)
     data = jobs.data_of(settings)
     _print_table({**jobs.arithmetic_of(settings), **data})
     print(f"{recipe}: nothing is wrong that can be seen without loading the model.")
@@ -145,6 +147,30 @@ def report(run: RunPath) -> None:
     from tba.report import write_report
 
     print(write_report(run))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Two or more run directories.")],
+    metric: Annotated[str | None, typer.Option("--metric", help="Held-out number to draw against KL.")] = None,
+    html: Annotated[Path, typer.Option("--html", help="The page to write.")] = Path("compare.html"),
+) -> None:
+    """Put runs side by side: a table here, and one HTML page with table, frontier and curves."""
+    from tba.report import compare as beside
+
+    problems = [*beside.problems_of(runs), *beside.target_problems(html)]
+    if problems:
+        raise SettingsError(problems)
+    sides = beside.read_sides(runs)
+    chosen, problems = beside.metric_of(sides, metric)
+    if problems:
+        raise SettingsError(problems)
+    rows = beside.table(sides, chosen)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(visible("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()))
+    beside.write_page(sides, chosen, html)
+    print(html)
 
 
 @app.command("try")
@@ -294,8 +320,12 @@ def default_run_directory(recipe: str) -> Path:
     return path
 
 
-def checked(recipe: str, overrides: list[str], directory: Path | None = None) -> Settings:
+def checked(
+    recipe: str, overrides: list[str], directory: Path | None = None, *, scores: bool = True, fetches: bool = True
+) -> Settings:
     """The settings, with everything refused that can be refused before a model loads.
+
+    `scores`: rewards are needed; `fetches`: what is not on this machine may be fetched to look at it.
 
     Raises:
         SettingsError: with all that is wrong.
@@ -312,7 +342,7 @@ def checked(recipe: str, overrides: list[str], directory: Path | None = None) ->
             f"tba resume {directory}"
         )
     settings = read_settings(recipe, overrides, problems)
-    if missing := jobs.lacking(settings):
+    if missing := jobs.lacking(settings, scores=scores, fetches=fetches):
         raise SettingsError(missing)
     return settings
 

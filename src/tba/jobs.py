@@ -13,7 +13,7 @@ from typing import Any
 from tba import catalog, checkpoint, smollm
 from tba.leases import Pace
 from tba.metrics import finite
-from tba.preference_settings import reward_model_problems
+from tba.preference_settings import imitation_problems, reward_model_problems, scorer_problems
 from tba.reading import check_settings, read_settings
 from tba.records import visible
 from tba.settings import Settings, SettingsError
@@ -99,6 +99,9 @@ def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     from tba.policy import copy_out
     from tba.sft import demonstrations_of, sft
 
+    problems = list(imitation_problems(settings.task))
+    if problems:
+        raise SettingsError(problems)
     task = assembly.examined_task_of(settings)
     demonstrations_of(task)
     policy = assembly.make_policy(settings, task).trainable_copy()
@@ -151,13 +154,24 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
         yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
 
 
-def lacking(settings: Settings) -> list[str]:
-    """What the settings need and this machine has not, each with the way to get it; no model is loaded for it."""
-    from tba.tasks.families import family_problems
+def lacking(settings: Settings, *, scores: bool = True, fetches: bool = True) -> list[str]:
+    """What the settings need and this machine has not, each with the way to get it; no weights are loaded for it.
 
+    `scores`: completions will be scored, so that reward models are looked at too; those that are no folder only if
+    `fetches`, since their config and tokenizer may have to be fetched.
+    """
     found = smollm.lacking(smollm.cache_root(os.environ)) if settings.model in catalog.PACKAGED else []
-    is_maths = settings.task.name == "maths" and settings.task.families
-    return found + (family_problems(settings.task.families) if is_maths else [])
+    if settings.task.name == "maths" and settings.task.families:
+        from tba.tasks.families import family_problems
+
+        found += family_problems(settings.task.families)
+    if settings.task.name == "preference" and scores:
+        found += scorer_problems(settings.task)
+        if any(reward.model is not None for reward in settings.task.rewards):
+            from tba.rewards.models import unloadable
+
+            found += unloadable(settings.task.rewards, fetches=fetches)
+    return found
 
 
 def data_of(settings: Settings) -> dict[str, str]:
@@ -228,7 +242,8 @@ def parameters_of(settings: Settings) -> int | None:
     """Number of parameters, read from the files' headers; None if the model is not on this machine."""
     shape = settings.architecture
     if settings.model == "new-llama":
-        return shape.layers * (4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width)
+        layer = 4 * shape.width**2 + 3 * shape.width * (8 * shape.width // 3) + 2 * shape.width
+        return shape.layers * layer + (shape.vocabulary or 0) * shape.width
     if settings.model in catalog.MODELS:
         folder = Path(str(resources.files("tba").joinpath("assets", settings.model)))
     elif settings.model in catalog.PACKAGED:

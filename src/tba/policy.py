@@ -292,15 +292,17 @@ def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> 
 def load_policy(
     model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
     autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
-    tokenizer: str | None = None,
+    tokenizer: str | None = None, texts: Sequence[str] = (),
 ) -> Policy:
     """The policy of a built-in or packaged model, one made from scratch, a model folder, or a Hugging Face id.
 
     Master weights are float32; folders must hold safetensors. With `adapter` the model is adapted, and is the
-    same model until the adapter is trained. `tokenizer` is a folder or an id; the model's own if None.
+    same model until the adapter is trained. `tokenizer` is a folder or an id; the model's own if None. That of a model
+    from scratch has the task's `characters`, or is trained on its `texts`.
     """
     if model in FRESH:
-        reader = character_tokenizer(characters)
+        size = architecture.vocabulary
+        reader = character_tokenizer(characters) if size is None else subword_tokenizer(texts, size)
         make = _new_llama if model == "new-llama" else _new_table
         made = make(architecture, reader, seed)
     else:
@@ -346,6 +348,34 @@ def character_tokenizer(characters: str) -> Any:
         single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
     )
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def subword_tokenizer(texts: Sequence[str], size: int) -> Any:
+    """A byte-level BPE tokenizer of at most `size` tokens, trained on `texts`; text gets one BOS in front.
+
+    Words keep the space before them, so that a text cut between words has the ids of the whole one.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if not any(texts):
+        raise SettingsError([
+            f"architecture.vocabulary = {size} needs a task whose rows have texts to train a tokenizer on; this has "
+            f"none: leave it out, or use the preference task."
+        ])
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[PAD, BOS, EOS], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    ))
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, inner.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
 
 
 def _new_llama(shape: ArchitectureSettings, tokenizer: Any, seed: int) -> Any:

@@ -124,6 +124,8 @@ class RewardModelSettings(Section):
     """Column with the other one."""
     held_out: Fraction = 0.1
     """Share of the pairs kept for accuracy and calibration; pairs of one prompt stay on one side."""
+    held_out_path: str | None = None
+    """JSONL or Parquet file of pairs kept for them instead."""
     reads: Reading = "auto"
     """As in `task.rewards`; recorded in the model's folder."""
     at_eos: bool = True
@@ -212,8 +214,6 @@ def preference_problems(task: Any) -> Iterator[str]:
     if task.held_out_path is not None and chosen.dataset is not None:
         yield (f"task.held_out_path = {task.held_out_path!r} goes with task.path; a data set's held-out rows are "
                f"task.preference.held_out_split.")
-    if not task.rewards:
-        yield "task.rewards is empty: the preference task needs a scorer; give [{model: FOLDER-or-ID}]."
     yield from rewards_problems(task.rewards)
     yield from function_problems(task.rewards)
 
@@ -224,6 +224,19 @@ def function_problems(rewards: Sequence[RewardSettings], place: str = "task.rewa
         if reward.function is not None and not all(reward.function.rpartition(":")):
             yield (f"{place}.{number}.function = {reward.function!r} names no function; write module:function or "
                    f"file.py:function.")
+
+
+def scorer_problems(task: Any) -> Iterator[str]:
+    """What keeps the settings `task` from scoring; warm start and reward-model training need no scorer."""
+    if task.name == "preference" and not task.rewards:
+        yield "task.rewards is empty: the preference task needs a scorer; give [{model: FOLDER-or-ID}]."
+
+
+def imitation_problems(task: Any) -> Iterator[str]:
+    """What keeps the settings `task` from giving completions to imitate."""
+    if task.name == "preference" and task.preference.reference_column is None:
+        yield ("task.preference.reference_column is missing: a warm start imitates humans' completions; name their "
+               "column.")
 
 
 def source_problems(path_key: str, path: str | None, dataset_key: str, dataset: str | None) -> Iterator[str]:
@@ -244,6 +257,8 @@ def reward_model_problems(chosen: RewardModelSettings) -> Iterator[str]:
     yield from source_problems("reward_model.path", chosen.path, "reward_model.dataset", chosen.dataset)
     if chosen.path is not None:
         yield from file_problems("reward_model.path", chosen.path)
+    if chosen.held_out_path is not None:
+        yield from file_problems("reward_model.held_out_path", chosen.held_out_path)
     if chosen.model is not None:
         yield from classifier_problems("reward_model.model", chosen.model)
     if chosen.batch_size % chosen.micro_batch:

@@ -93,7 +93,7 @@ def train_reward_model(settings: Settings, folder: Path, say: Callable[[str], No
         SettingsError: the pairs or the model cannot be used.
     """
     chosen = settings.reward_model
-    rows = rows_of(chosen)
+    rows, kept = rows_of(chosen), held_out_rows_of(chosen)
     where = _start_of(settings)
     model, tokenizer, missing = _load(where, settings.seed)
     reads, _ = reading_of(model, tokenizer, chosen.reads, chosen.at_eos)
@@ -103,7 +103,7 @@ def train_reward_model(settings: Settings, folder: Path, say: Callable[[str], No
         ])
     longest = min(longest_of(model, tokenizer), chosen.max_tokens or longest_of(model, tokenizer))
     encoder = Encoder(tokenizer, reads=reads, at_eos=chosen.at_eos, max_tokens=longest)
-    pairs = split_pairs(rows, chosen, encoder, settings.seed)
+    pairs = split_pairs(rows, chosen, encoder, settings.seed, kept)
     say(f"{len(pairs.training)} pairs to train on, {len(pairs.held_out)} held out, {pairs.identical} identical and "
         f"{pairs.too_long} too long ones left out, {pairs.cut} prompts cut")
     before = measured(model, encoder, pairs.held_out, chosen.bins)
@@ -129,12 +129,34 @@ def rows_of(chosen: RewardModelSettings) -> list[Row]:
     Raises:
         SettingsError: rows cannot be read, lack a column, or hold something else than text.
     """
-    columns = {getattr(chosen, key): f"reward_model.{key}" for key in
-               ("prompt_column", "chosen_column", "rejected_column")}
     if chosen.dataset is not None:
-        rows = rows_of_dataset(chosen.dataset, chosen.split, columns, "reward_model.dataset")
-    else:
-        rows = rows_of_file(str(chosen.path), columns)
+        return checked_pairs(
+            rows_of_dataset(chosen.dataset, chosen.split, columns_of(chosen), "reward_model.dataset"), chosen)
+    return checked_pairs(rows_of_file(str(chosen.path), columns_of(chosen)), chosen)
+
+
+def held_out_rows_of(chosen: RewardModelSettings) -> list[Row] | None:
+    """Rows of `reward_model.held_out_path`, each checked; None if pairs are held out of the others.
+
+    Raises:
+        SettingsError: see `rows_of`.
+    """
+    path = chosen.held_out_path
+    return None if path is None else checked_pairs(rows_of_file(path, columns_of(chosen)), chosen)
+
+
+def columns_of(chosen: RewardModelSettings) -> dict[str, str]:
+    """Columns that each row must have, and the setting that names each."""
+    return {getattr(chosen, key): f"reward_model.{key}" for key in
+            ("prompt_column", "chosen_column", "rejected_column")}
+
+
+def checked_pairs(rows: list[Row], chosen: RewardModelSettings) -> list[Row]:
+    """`rows`, if each holds a prompt and two texts.
+
+    Raises:
+        SettingsError: with the place of every other one.
+    """
     problems = []
     for place, row in rows:
         if not isinstance(row[chosen.prompt_column], str) and not is_chat(row[chosen.prompt_column]):
@@ -146,12 +168,51 @@ def rows_of(chosen: RewardModelSettings) -> list[Row]:
     return rows
 
 
-def split_pairs(rows: Sequence[Row], chosen: RewardModelSettings, encoder: Encoder, seed: int) -> Pairs:
-    """The pairs as ids, in two parts that share no prompt: whole prompts are drawn until enough pairs are held out.
+def split_pairs(
+    rows: Sequence[Row], chosen: RewardModelSettings, encoder: Encoder, seed: int, kept: Sequence[Row] | None = None
+) -> Pairs:
+    """The pairs as ids, in two parts: `kept` is held out, else whole prompts are drawn until enough pairs are.
 
     Raises:
-        SettingsError: one of the parts is empty.
+        SettingsError: one of the parts is empty, or a pair is in both.
     """
+    made, identical, too_long = encoded(rows, chosen, encoder)
+    if kept is not None:
+        apart, same, long = encoded(kept, chosen, encoder)
+        training, held_out = ([p for of in side.values() for p in of] for side in (made, apart))
+        if shared := set(training) & set(held_out):
+            raise SettingsError([
+                f"reward_model.held_out_path = {chosen.held_out_path!r} shares {len(shared)} pairs with those to train "
+                f"on; take them out of one of the two."
+            ])
+        return _both(Pairs(
+            training=training, held_out=held_out, identical=identical + same, too_long=too_long + long, cut=encoder.cut
+        ), f"{len(rows)} pairs to train on and {len(kept)} held out")
+    names = list(made)
+    random.Random(f"reward model {seed}").shuffle(names)
+    wanted = round(chosen.held_out * sum(map(len, made.values())))
+    held_out = []
+    while names and len(held_out) < wanted:
+        held_out += made[names.pop()]
+    training = [pair for name in sorted(names) for pair in made[name]]
+    return _both(
+        Pairs(training=training, held_out=held_out, identical=identical, too_long=too_long, cut=encoder.cut),
+        f"{len(rows)} pairs of {len(made)} prompts, with reward_model.held_out = {chosen.held_out:g},",
+    )
+
+
+def _both(pairs: Pairs, given: str) -> Pairs:
+    if not pairs.training or not pairs.held_out:
+        raise SettingsError([
+            f"{given} give {len(pairs.training)} to train on and {len(pairs.held_out)} held out; both need one."
+        ])
+    return pairs
+
+
+def encoded(
+    rows: Sequence[Row], chosen: RewardModelSettings, encoder: Encoder
+) -> tuple[dict[str, list[Pair]], int, int]:
+    """Pairs as ids by prompt, and how many were left out as identical and as too long."""
     made: dict[str, list[Pair]] = {}
     identical = too_long = 0
     for place, row in rows:
@@ -168,19 +229,7 @@ def split_pairs(rows: Sequence[Row], chosen: RewardModelSettings, encoder: Encod
             identical += 1
             continue
         made.setdefault(repr(messages), []).append(Pair(chosen=both[0], rejected=both[1]))
-    names = list(made)
-    random.Random(f"reward model {seed}").shuffle(names)
-    wanted = round(chosen.held_out * sum(map(len, made.values())))
-    held_out: list[Pair] = []
-    while names and len(held_out) < wanted:
-        held_out += made[names.pop()]
-    training = [pair for name in sorted(names) for pair in made[name]]
-    if not training or not held_out:
-        raise SettingsError([
-            f"{len(rows)} pairs of {len(made)} prompts give {len(training)} to train on and {len(held_out)} held out "
-            f"with reward_model.held_out = {chosen.held_out:g}; both need one."
-        ])
-    return Pairs(training=training, held_out=held_out, identical=identical, too_long=too_long, cut=encoder.cut)
+    return made, identical, too_long
 
 
 # ---- training and measuring ---------------------------------------------------------------------------

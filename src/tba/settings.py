@@ -68,6 +68,8 @@ class ArchitectureSettings(Section):
     """Attention heads; divides `width`."""
     positions: PositiveInt = 64
     """Longest sequence, in tokens."""
+    vocabulary: PositiveInt | None = None
+    """Tokens of a byte-level tokenizer that is trained on the task's texts; one token per character if null."""
 
 
 class EngineSettings(Section):
@@ -378,6 +380,7 @@ def _name_problems(s: Settings) -> Iterator[str]:
     if s.model == "new-table" and s.policy.lora.rank:
         yield (f"policy.lora.rank = {s.policy.lora.rank}: model = new-table has no linear layer to adapt; "
                f"set policy.lora.rank=0, or another model.")
+    yield from catalog.vocabulary_problems(s.model, s.architecture.vocabulary)
     if s.architecture.width % s.architecture.heads:
         yield (f"architecture.width = {s.architecture.width} is not a multiple of architecture.heads = "
                f"{s.architecture.heads}; choose a width that the heads divide.")
@@ -405,6 +408,9 @@ def _task_problems(s: Settings) -> Iterator[str]:
         yield from custom_problems(s.task)
     if s.task.name == "preference":
         yield from preference_problems(s.task)
+        if s.sft.wrong_share:
+            yield (f"sft.wrong_share = {s.sft.wrong_share:g}: task.name = 'preference' imitates humans' completions as "
+                   f"they are; set it to 0.")
     if s.task.name == "maths":
         yield from maths_problems(s.task)
         if s.sft.wrong_share:

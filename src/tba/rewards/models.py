@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -148,10 +150,7 @@ def load_scorer(reward: RewardSettings, place: str = "task.rewards.0") -> ModelS
     """
     model, tokenizer, missing = load_classifier(str(reward.model), f"{place}.model", reward.dtype)
     if missing:
-        raise SettingsError([
-            f"{place}.model = {reward.model!r} has no trained weights for {', '.join(sorted(missing)[:3])}: it is no "
-            f"finished reward model; give one, or train it with tba reward-model."
-        ])
+        raise SettingsError([_headless(place, str(reward.model), missing)])
     reads, at_eos = reading_of(model, tokenizer, reward.reads, reward.at_eos)
     problems = [*_problems(reward, place, model, tokenizer, reads, at_eos)]
     device = device_of(reward.device)
@@ -174,25 +173,86 @@ def load_classifier(where: str, place: str, dtype: str = "float32", labels: int 
         SettingsError: it cannot be loaded, not from safetensors, or not without running its own code.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     more = {} if labels is None else {"num_labels": labels}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what is missing is returned, and said by who asked
-    try:
+    with _refusing(where, place):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model, info = AutoModelForSequenceClassification.from_pretrained(
             where, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False,
             output_loading_info=True, **more,
         )
+    model.config.use_cache = False
+    return model.eval().requires_grad_(False), tokenizer, info["missing_keys"]
+
+
+def unloadable(rewards: Sequence[RewardSettings], *, fetches: bool, place: str = "task.rewards") -> list[str]:
+    """What keeps reward models from being loaded, as far as config, tokenizer and the files' headers tell.
+
+    No weights are read, so that a model is refused before anything else loads. Models that are no folder are looked
+    at only if `fetches`, since their config may have to be fetched.
+    """
+    found: list[str] = []
+    for number, reward in enumerate(rewards):
+        if reward.model is not None and (fetches or Path(reward.model).is_dir()):
+            try:
+                found += _unloadable(reward, f"{place}.{number}")
+            except SettingsError as error:
+                found += error.problems
+    return found
+
+
+def _unloadable(reward: RewardSettings, place: str) -> Iterator[str]:
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    where = str(reward.model)
+    with _refusing(where, f"{place}.model"), torch.device("meta"):
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        hollow = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    files = sorted(Path(where).glob("*.safetensors"))
+    head = {name for name in hollow.state_dict() if not name.startswith(f"{hollow.base_model_prefix}.")}
+    if files and head.isdisjoint(_names_in(files, f"{place}.model")):
+        yield _headless(place, where, head)
+    reads, at_eos = reading_of(hollow, tokenizer, reward.reads, reward.at_eos)
+    yield from _problems(reward, place, hollow, tokenizer, reads, at_eos)
+
+
+def _names_in(files: Sequence[Path], place: str) -> set[str]:
+    """Names of the tensors in safetensors files, from their headers."""
+    from safetensors import SafetensorError, safe_open
+
+    names: set[str] = set()
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:
+                names |= set(file.keys())
+        except SafetensorError as error:
+            raise SettingsError([
+                f"{place} cannot be loaded: {str(path)!r} is no whole safetensors file ({error}); get it anew."
+            ]) from error
+    return names
+
+
+def _headless(place: str, where: str, missing: Iterable[str]) -> str:
+    return (f"{place}.model = {where!r} has no trained weights for {', '.join(sorted(missing)[:3])}: it is no "
+            f"finished reward model; give one, or train it with tba reward-model.")
+
+
+@contextmanager
+def _refusing(where: str, place: str) -> Iterator[None]:
+    """What the library raises for a model that cannot be had, as the user's mistake."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is missing is returned, and said by who asked
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise SettingsError([f"{place} = {where!r} cannot be loaded: {type(error).__name__}: {reason}"]) from error
     finally:
         logging.set_verbosity(verbosity)
-    model.config.use_cache = False
-    return model.eval().requires_grad_(False), tokenizer, info["missing_keys"]
 
 
 def reading_of(model: Any, tokenizer: Any, reads: str, at_eos: bool | None) -> tuple[Any, bool]:
@@ -224,7 +284,10 @@ def device_of(name: str) -> torch.device:
 def _problems(
     reward: RewardSettings, place: str, model: Any, tokenizer: Any, reads: str, at_eos: bool
 ) -> Iterator[str]:
-    labels = model.config.num_labels
+    labels, known = model.config.num_labels, model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > known:
+        yield (f"{place}.model = {reward.model!r}: its tokenizer has {len(tokenizer)} tokens, and the model knows "
+               f"{known}: it is another model's; put the tokenizer that it was trained with into the folder.")
     if reward.index is not None and reward.index >= labels:
         yield (f"{place}.index = {reward.index}: {reward.model!r} has {labels} labels "
                f"({', '.join(str(v) for v in model.config.id2label.values())}); give a number below {labels}.")

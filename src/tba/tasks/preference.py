@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 from tba.records import Completion, Prompt
+from tba.rewards.functions import Failure
 from tba.rewards.parts import reward_of
 from tba.rewards.shapes import MESSAGES
 from tba.settings import SettingsError, TaskSettings
@@ -76,6 +78,8 @@ class Preference:
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Any]:
         """Weighted sum of the scorers, or why there is none."""
+        if not self._settings.rewards:
+            return [Failure(reason="none", detail="task.rewards is empty")] * len(completions)
         return self._reward(prompt, completions)
 
     def gold(self, prompt: Prompt) -> None:
@@ -86,6 +90,29 @@ class Preference:
         """A human's completion of the prompt; None if the data have none."""
         found = prompt.columns.get(REFERENCE)
         return None if found is None else str(found)
+
+    def demonstration(self, prompt: Prompt, rng: random.Random, wrong_share: float) -> str:
+        """The human's completion.
+
+        Raises:
+            SettingsError: there is none for this prompt.
+        """
+        del rng, wrong_share
+        text = self.reference(prompt)
+        if text is None:
+            raise SettingsError([
+                f"prompt {prompt.id!r} has no completion to imitate in task.preference.reference_column = "
+                f"{self._settings.preference.reference_column!r}; fill it in, or leave the row out."
+            ])
+        return text
+
+    def texts(self) -> Sequence[str]:
+        """Prompts that are text, each with its human's completion behind it."""
+        asked, said = self._settings.prompt_column, self._settings.preference.reference_column
+        return [
+            row[asked] + (str(row[said]) if said is not None and row[said] is not None else "")
+            for _, row in self._training if isinstance(row.get(asked), str)
+        ]
 
     def close(self) -> None:
         """Ends the connections of its scorers."""

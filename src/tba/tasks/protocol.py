@@ -76,6 +76,15 @@ class Varies(Protocol):
         ...
 
 
+@runtime_checkable
+class Texts(Protocol):
+    """A task with texts on which a tokenizer can be trained."""
+
+    def texts(self) -> Sequence[str]:
+        """Texts of the training rows, nothing of those held out."""
+        ...
+
+
 def outcomes(task: Task, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
     """What `task.score` returned, as one outcome per completion."""
     return judge_returned(task.score(prompt, completions), len(completions), type(task).__name__)
