@@ -10,6 +10,7 @@ from pydantic import Field
 
 from tba.maths_settings import MathsSettings
 from tba.preference_settings import PreferenceSettings, RewardSettings
+from tba.redteam_settings import RedteamSettings
 from tba.sections import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -17,7 +18,7 @@ class TaskSettings(MathsSettings):
     """What is asked, and how answers are scored."""
 
     name: str = "arithmetic"
-    """A built-in task: arithmetic, enumerable, maths, preference or custom."""
+    """A built-in task: arithmetic, enumerable, maths, preference, redteam or custom."""
     seed: int = 0
     """Seed of generated problems; also of their split into training and held-out ones."""
     held_out: NonNegativeInt = 500
@@ -48,6 +49,7 @@ class TaskSettings(MathsSettings):
     rewards: tuple[RewardSettings, ...] = Field(default=(), strict=False)
     """preference: scorers whose weighted sum is the reward: see docs/preference.md."""
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
+    redteam: RedteamSettings = Field(default_factory=RedteamSettings)
 
 
 def custom_problems(task: TaskSettings) -> Iterator[str]:
