@@ -23,6 +23,7 @@ from tba import embeddings
 from tba import metrics as m
 from tba.audit import Audit
 from tba.batch import collate, make_rows
+from tba.cli import main
 from tba.engines.protocol import Pause, Sampling
 from tba.engines.table import TableEngine
 from tba.engines.transformers import TransformersEngine
@@ -33,6 +34,7 @@ from tba.preference_settings import RewardSettings
 from tba.reading import check_settings, recipe_text
 from tba.records import Completion
 from tba.redteam_settings import JudgeSettings, VictimSettings
+from tba.report import write_report
 from tba.rewards.functions import Failure, Score
 from tba.rewards.guards import load_guard
 from tba.schedules import Schedules
@@ -103,8 +105,9 @@ def test_a_banned_stop_shares_its_mass_by_hand() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     stop = torch.tensor([2])
     limits = Limits(first=1, last=3)
-    assert limits.of_next(logits, 0, stop, 2).softmax(-1)[0].tolist() == pytest.approx([0.731059, 0.268941, 0.0])
-    assert limits.of_next(logits, 1, stop, 2).softmax(-1)[0, 0].item() == pytest.approx(0.665241)
+    found = limits.of_next(logits, 0, stop, 2).softmax(-1)[0].tolist()
+    assert found == pytest.approx([0.731059, 0.268941, 0.0], abs=1e-6)
+    assert limits.of_next(logits, 1, stop, 2).softmax(-1)[0, 0].item() == pytest.approx(0.665241, abs=1e-6)
     assert limits.of_next(logits, 3, stop, 2).softmax(-1)[0].tolist() == [0.0, 0.0, 1.0]
 
 
@@ -358,7 +361,7 @@ def test_a_guards_chance_is_that_of_the_first_token_of_its_verdict(tmp_path: Pat
         chat = [{"role": "user", "content": "go"}, {"role": "assistant", "content": text}]
         shown = tokenizer.apply_chat_template(chat, tokenize=False) + "\n"
         ids = tokenizer(shown, add_special_tokens=False)["input_ids"]
-        logits = model(input_ids=torch.tensor([ids])).logits[0, -1].double()
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1].detach().double()
         assert chance == pytest.approx(float(logits.softmax(-1)[tokenizer.get_vocab()["u"]]), abs=1e-6)
 
 
@@ -488,3 +491,75 @@ def test_an_encoder_is_mean_pooled_over_what_is_no_padding(tmp_path: Path) -> No
 
 def test_the_words_of_modes() -> None:
     assert audit_room.modes_in(["xaby", "cd"], ["ab", "cd", "ef"]) == {"ab", "cd"}
+
+
+# ---- a run, its report and its export ---------------------------------------------------------------
+
+
+SHORT = ["trainer.steps=8", "trainer.stable_steps=0", "buffer.initial=1024", "evaluation.every=8", "task.held_out=64",
+         "evaluation.during_prompts=8", "checkpoint.every=8"]
+TRIGGERS = "task.redteam.victim={triggers: [ca, bdcdb]}"
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight steps against a victim that gives in easily."""
+    run = tmp_path_factory.mktemp("audit") / "run"
+    assert main(["train", "redteam-synthetic", *SHORT, TRIGGERS, "--run", str(run), "--json"]) == 0
+    return run
+
+
+def test_a_run_reports_what_an_audit_says(short_run: Path) -> None:
+    summary = json.loads((short_run / "summary.json").read_text("utf-8"))
+    start, final = summary["start"], summary["final"]
+    assert 0 < start[m.ATTACK_SUCCESS] < 0.2
+    for found in (start, final):
+        assert found[m.ATTACKS] == 64
+        assert found[m.ATTACK_INTERVAL][0] <= found[m.ATTACK_SUCCESS] <= found[m.ATTACK_INTERVAL][1]
+        assert 0 < found[m.TV] < 1
+        assert found[m.JUDGE_AGREEMENT] == 1.0
+    lines = [json.loads(line) for line in (short_run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    steps = [line for line in lines if m.STEP in line]
+    # T from 2 to 1 over 300 steps: 2 - 7/300 at step 8; gamma 1 + 0.5 x 7/300
+    assert steps[0][m.PRIOR] == pytest.approx(0.5)
+    assert steps[7][m.BETA] == pytest.approx(0.5 * (2 - 7 / 300))
+    assert steps[7][m.PRIOR] == pytest.approx(1 / ((2 - 7 / 300) * (1 + 3.5 / 300)))
+    assert max(step[m.LOGP_GAP] or 0.0 for step in steps) < 1e-5
+
+
+def test_the_report_hides_completions_behind_a_click_with_a_notice(short_run: Path) -> None:
+    page = write_report(short_run).read_text("utf-8")
+    before, _, inside = page.partition('<details id="notice">')
+    assert 'id="browse-list"' not in before
+    assert inside.index("Content notice") < inside.index('id="browse-list"') < inside.index("</details>")
+    assert "attack_success" in before
+
+
+def test_what_works_is_exported_with_clusters_scores_and_answers(
+    short_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.jsonl"
+    assert main(["redteam", "export", str(short_run), str(file), "--answers"]) == 0
+    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    assert rows
+    assert len({row["attack"] for row in rows}) == len(rows)
+    assert all("ca" in row["attack"] or "bdcdb" in row["attack"] for row in rows)
+    assert all(row["answers"][0].startswith("BAD") and row["chance"] == pytest.approx(0.99) for row in rows)
+    sizes = [row["cluster_size"] for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
+    assert f"{len(rows)} attacks" in capsys.readouterr().out
+    import pyarrow.parquet as pq
+
+    again = tmp_path / "found.parquet"
+    assert main(["redteam", "export", str(short_run), str(again), "--most", "3"]) == 0
+    assert pq.read_table(again).num_rows == 3
+    assert main(["redteam", "export", str(short_run), str(again)]) == 2
+
+
+def test_a_run_without_success_exports_nothing(short_run: Path, tmp_path: Path) -> None:
+    task = make_task(victim={"triggers": ["zzz"]})
+    with pytest.raises(SettingsError, match="nothing to export"):
+        list(audit_room.found_rows([], task, most=9, answers=False))
+    file = tmp_path / "found.txt"
+    assert main(["redteam", "export", str(short_run), str(file)]) == 2
+    assert not file.exists()

@@ -138,5 +138,9 @@ def found_rows(
             "chances": json.dumps(dict(trajectory.reward_parts)), "log_chance": trajectory.reward,
             "ref_logp": trajectory.ref_logp, "version": trajectory.completion.version, "uses": entry.uses,
             "number": entry.number,
-            **({"answers": [whole_characters(a) for a in attack.answers] if isinstance(attack, Attack) else []} if answers else {}),
+            **({"answers": _readable(attack)} if answers else {}),
         }
+
+
+def _readable(attack: Attack | Failure | None) -> list[str]:
+    return [whole_characters(answer) for answer in attack.answers] if isinstance(attack, Attack) else []

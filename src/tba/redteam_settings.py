@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from tba.catalog import model_problems
 from tba.preference_settings import RewardSettings, rewards_problems
 from tba.sections import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 
@@ -124,6 +125,8 @@ def _victim_problems(victim: VictimSettings, place: str) -> Iterator[str]:
     given = [name for name in ("model", "endpoint", "triggers") if getattr(victim, name)]
     if len(given) != 1:
         yield f"{place} has {', '.join(given) or 'neither model nor endpoint'}; give exactly one of the two."
+    if victim.model is not None:
+        yield from (f"{place}.{said}" for said in model_problems(victim.model))
     if victim.template is not None and "{attack}" not in victim.template:
         yield f"{place}.template = {victim.template[:60]!r} shows no attack; write {{attack}} into it."
     if victim.endpoint is None:
