@@ -155,7 +155,10 @@ def lacking(settings: Settings) -> list[str]:
     """What the settings need and this machine has not, each with the way to get it; no model is loaded for it."""
     from tba.tasks.families import family_problems
 
-    found = smollm.lacking(smollm.cache_root(os.environ)) if settings.model in catalog.PACKAGED else []
+    task = settings.task
+    victims = (task.redteam.victim, task.redteam.second_victim) if task.name == "redteam" else ()
+    models = {settings.model, *(victim.model for victim in victims if victim is not None)}
+    found = smollm.lacking(smollm.cache_root(os.environ)) if models & {*catalog.PACKAGED} else []
     is_maths = settings.task.name == "maths" and settings.task.families
     return found + (family_problems(settings.task.families) if is_maths else [])
 
