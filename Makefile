@@ -21,7 +21,8 @@ demo: $(BASE)
 	@$(PY) -m tba train $(ARGS)
 
 test: check
-	@$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+	@$(PY) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
+	  -m "not slow and not gpu" $(ARGS)
 
 bars: $(TEST)
 	@$(PY) -m pytest -m slow $(ARGS)

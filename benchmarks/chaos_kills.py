@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_processes import Places, Watch, titled, watched
+from chaos_processes import AGENTS, AGENTS_GONE_S, Places, Watch, titled, watched
 from chaos_runs import LIMIT_S, Started, checkpoint_faults, differences, last_step, ledger_faults, log_faults, reaches
 from tba import checkpoint
 
@@ -92,8 +92,8 @@ def aftermath(kills: Kills, started: Started, run: Path, met: dict[str, Any], wa
             met["was_late"] = True  # the run had no more use for it
         elif code != 1 or "tba resume" not in started.errors:
             kills.faults.append(f"{where}: exit {code}, and it says {started.errors[-300:]!r}")
-    if left := watch.left_after(GONE_S):
-        kills.faults.append(f"{where}: {GONE_S:g} s later these run: {left}")
+    if left := watch.left_after(GONE_S, but=AGENTS) or watch.left_after(AGENTS_GONE_S - GONE_S):
+        kills.faults.append(f"{where}: these still run: {left}")
     kills.faults += [f"{where}: {fault}" for fault in checkpoint_faults(run)] if run.exists() else []
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 LOOK_S = 0.25
 """Seconds between two looks at the processes."""
+AGENTS, AGENTS_GONE_S = ("ray::DashboardAgent", "ray::RuntimeEnvAgent"), 90.0
+"""Ray's own agents first tell a control store that is gone, with their limit of 60 s, that their node has died."""
 SHARED = Path("/dev/shm")
 TEMPORARY = Path("/tmp")
 

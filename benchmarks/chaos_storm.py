@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_processes import Places, Watch, titled, watched
+from chaos_processes import AGENTS, AGENTS_GONE_S, Places, Watch, titled, watched
 from chaos_runs import LIMIT_S, Started, last_step, ledger_faults, log_faults, reaches
 from tba.reading import read_settings
 
 REWARDS = Path(__file__).with_name("chaos_reward.py")
 KILL_EVERY_S = {"enumerable": (5.0, 15.0), "arithmetic": (30.0, 60.0)}
 GONE_S = 20.0
+OF_CLUSTER = ("ray::IDLE", "raylet", "gcs_server", "ray/", "ray-core", "log_monitor", *AGENTS)
+"""Titles of what belongs to the cluster that the run has joined."""
 STEPS = 10**6
 MIB = 2**20
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
@@ -149,16 +151,15 @@ def storm(prepared: Prepared, minutes: float, places: Places, watch: Watch) -> d
             raise RuntimeError(f"the run in the storm has not begun: {started.errors[-2000:]}")
         done = blow(prepared, started, run, cluster, nodes, minutes)
         code, ended = started.wait(), time.monotonic()
-        ours = ("ray::IDLE", "raylet", "gcs_server", "ray/", "ray-core", "log_monitor")
-        if left := watch.left_after(GONE_S, but=ours):
+        if left := watch.left_after(GONE_S, but=OF_CLUSTER):
             faults.append(f"{GONE_S:g} s after the run these run: {left}")
         if (held := still_held(cluster.address, places.environment)) != "{}":
             faults.append(f"actors hold {held} after the run")
         faults += [f"left: {path}" for path in places.left() if not path.endswith("/r")]
     finally:
         cluster.shutdown()
-    if left := watch.left_after(GONE_S):
-        faults.append(f"{GONE_S:g} s after the cluster these run: {left}")
+    if left := watch.left_after(GONE_S, but=AGENTS) or watch.left_after(AGENTS_GONE_S - GONE_S):
+        faults.append(f"{AGENTS_GONE_S:g} s after the cluster these run: {left}")
     summary = started.summary()
     if code != 0:
         return {**done, "faults": [*faults, f"exit {code}: {started.errors[-600:]!r}"], "steps": last_step(run)}

@@ -1,7 +1,11 @@
-"""Shapes are enforced in the test run, and quick tests come first."""
+"""Shapes are enforced in the test run, quick tests come first, and a machine's cores are shared out.
+
+With `-n`, a file's tests stay together in one process, and all that start Ray are in one.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,15 +14,28 @@ from jaxtyping import install_import_hook
 # Before anything imports these rooms; in production the annotations cost nothing.
 install_import_hook(["tba.policy", "tba.batch", "tba.objectives"], "beartype.beartype")
 
-LAST = ("test_trainer_api", "test_loop", "test_cli", "test_resume", "test_cluster")
-"""Files that train or start processes, quickest first; all others run before them."""
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; also for the processes of tests
+
+RAY = ("test_cluster", "test_cluster_replay", "test_elastic", "test_publishing")
+"""Files that start Ray."""
+LAST = ("test_trainer_api", "test_loop", "test_cli", "test_resume")
+"""Files that train or start processes, quickest first; all others but those of Ray run before them."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    has_workers = bool(getattr(config.option, "numprocesses", None)) or "PYTEST_XDIST_WORKER" in os.environ
+
     def place(item: pytest.Item) -> int:
+        if item.path.stem in RAY:
+            return -1 if has_workers else len(LAST) + 1  # the longest piece of work starts first beside others
         return next((n for n, name in enumerate(LAST, 1) if item.path.stem.startswith(name)), 0)
 
     items.sort(key=place)
+    if has_workers:
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group("ray" if item.path.stem in RAY else item.path.stem))
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tba import control
+from tba.cluster.searchers import is_in_vain
 from test_cluster import LIMIT_S, adds_up, children_named, started, steps_of, wait_for_steps
 
 
@@ -53,9 +55,7 @@ def wait_until(process: subprocess.Popen[str], holds: Callable[[], Any]) -> Any:
 
 
 def told(folder: Path) -> dict[str, dict[str, Any]]:
-    listed = tba("searchers", str(folder), "--json")
-    assert listed.returncode == 0, listed.stderr
-    return {line["name"]: line for line in json.loads(listed.stdout)["searchers"]}
+    return {line["name"]: line for line in control.ask(folder, {"do": "list", "count": 0})["searchers"]}
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
@@ -73,6 +73,8 @@ def test_searchers_join_and_leave_a_run_under_way(tmp_path: Path, begin: Begin) 
     added = tba("searchers", str(folder), "add", "2")
     assert added.returncode == 0, added.stderr
     assert added.stdout.splitlines()[0] == "added: searcher-1, searcher-2"
+    listed = tba("searchers", str(folder), "list", "--json")
+    assert [line["name"] for line in json.loads(listed.stdout)["searchers"]] == [*told(folder)]
     wait_until(process, lambda: all((told(folder).get(f"searcher-{n}", {}).get("delivered") or 0) > 8 for n in (1, 2)))
     refused = tba("searchers", str(folder), "remove", "3")
     assert refused.returncode == 2
@@ -154,3 +156,16 @@ def test_a_cluster_that_is_not_there_or_too_small_is_refused(tmp_path: Path, wor
     assert refused.returncode == 2, refused.stderr
     assert said in refused.stderr
     assert not run.exists()
+
+
+@pytest.mark.parametrize(("deaths", "most", "ends"), [
+    ([0, 0], 2, False),  # twice: it may be restarted twice
+    ([0, 0, 0], 2, True),
+    ([5, 9, 9], 2, False),  # another searcher delivered 4 groups after the first of the three
+    ([5, 9, 9, 9], 2, True),
+    ([5, 9, 12, 30, 31], 2, False),  # one that never comes up does not end a run that goes on
+    ([7], 0, True),
+    ([], 0, False),
+])
+def test_deaths_end_a_run_that_gets_nowhere_and_no_other(deaths: list[int], most: int, ends: bool) -> None:
+    assert is_in_vain(deaths, most) == ends

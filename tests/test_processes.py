@@ -166,13 +166,29 @@ def test_what_a_dead_searcher_still_asks_for_it_does_not_get():
         depot = a_depot_process()
         asked = asyncio.create_task(depot.lease("searcher-0.1"))  # nothing is published yet: it waits
         await asyncio.sleep(0)
-        assert await depot.give_back("searcher-0.1") == (0, 0)
+        assert await depot.give_back("searcher-0.1") == (0, 0, 0)
         await depot.publish(Notice(version=0, round=0, digest=""), ())
         return await asyncio.wait_for(asked, timeout=20), await depot.ledger()
 
     orders, ledger = asyncio.run(journey())
     assert orders is None
     assert ledger["prompts"] == {"leased": 0, "delivered": 0, "open": 0, "lost": 0}
+
+
+def test_what_all_searchers_delivered_is_told_with_what_a_dead_one_did():
+    async def journey() -> tuple[int, int, tuple[int, int, int]]:
+        depot = a_depot_process()
+        await depot.publish(Notice(version=0, round=0, digest=""), ())
+        one = await depot.lease("searcher-0.1")
+        two = await depot.lease("searcher-1.1")
+        assert one is not None
+        assert two is not None
+        await depot.deliver("searcher-0.1", [an_answer(lease, version=0) for lease in one.leases], {})
+        return len(one.leases), len(two.leases), await depot.give_back("searcher-1.1")
+
+    delivered, lost, told = asyncio.run(journey())
+    assert delivered > 0
+    assert told == (lost, 0, delivered)
 
 
 def test_a_dismissed_searcher_delivers_what_it_holds_and_gets_no_more():

@@ -18,7 +18,7 @@ from tba.metrics import Say, finite
 from tba.reading import built_in_recipes, read_settings
 from tba.records import visible
 from tba.settings import DEBUG, Settings, SettingsError
-from tba.signals import terminated_as_interrupted
+from tba.signals import end_if_one_is_left, terminated_as_interrupted
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -345,6 +345,13 @@ def _to_stderr(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code. `arguments` default to the process's."""
+    code = _code_of(arguments)
+    if arguments is None:
+        end_if_one_is_left(code)
+    return code
+
+
+def _code_of(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except SettingsError as error:

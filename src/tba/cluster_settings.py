@@ -20,7 +20,7 @@ class AsyncSettings(Section):
     lease_limit_s: PositiveFloat | None = None
     """Seconds a searcher may hold a prompt before it is handed out again; half of wait_limit_s if null."""
     max_restarts: NonNegativeInt = 5
-    """Deaths of one searcher without a delivered group in between before the run ends."""
+    """Deaths of one searcher in a row before the run ends, if no searcher delivers a group between them."""
     threads: PositiveInt | None = None
     """Threads of trainer and of each searcher; if null an even share of the cores, or the CPUs of `resources` on a
     cluster."""

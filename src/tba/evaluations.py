@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tba.evaluate import Evaluation
+from tba.signals import MAY_BE_LEFT
 
 
 class EvaluationLateError(RuntimeError):
@@ -42,7 +43,7 @@ class Beside:
             except BaseException as error:
                 future.set_exception(error)  # who takes it raises it
 
-        threading.Thread(target=work, name="evaluation", daemon=True).start()
+        threading.Thread(target=work, name=MAY_BE_LEFT, daemon=True).start()
 
     def take(self, *, wait: bool) -> Evaluation | None:
         """The one under way once it is done; None while it is not, or if there is none.

@@ -1,11 +1,24 @@
-"""Ctrl-C and SIGTERM while a run is on its way up."""
+"""The ends of a process: Ctrl-C and SIGTERM on its way up, and threads that were given up."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+MAY_BE_LEFT = "may be left"
+"""Name of a thread that the process does not wait for at its end."""
+
+
+def end_if_one_is_left(code: int) -> None:
+    """Ends the process at once if such a thread still works: the interpreter's own end can abort in its midst."""
+    if any(thread.name == MAY_BE_LEFT for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @contextmanager

@@ -170,8 +170,8 @@ class DepotProcess:
             gc.freeze()  # records hold no cycles: they go when nothing refers to them
             self._changed.notify_all()
 
-    async def give_back(self, name: str) -> tuple[int, int]:
-        """Queues a dead life's open prompts again; returns how many, and how many groups it had delivered.
+    async def give_back(self, name: str) -> tuple[int, int, int]:
+        """Queues a dead life's open prompts again; how many, and the groups delivered by it and by all lives.
 
         Whatever it asked for and has not got, it does not get.
         """
@@ -182,7 +182,7 @@ class DepotProcess:
             holder.out.clear()
             holder.overdue_since = None
             self._changed.notify_all()
-            return len(lost), holder.delivered
+            return len(lost), holder.delivered, sum(one.delivered for one in self._holders.values())
 
     async def dismiss(self, name: str) -> None:
         """Lets a life end when it next asks; it still delivers what it holds."""

@@ -6,8 +6,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -46,8 +46,8 @@ class SearcherState:
     """Reference to its endless call; ready only when it has ended or died."""
     born_at: float = 0.0
     """Monotonic time of its newest start."""
-    deaths: int = 0
-    """In a row, without a delivered group in between."""
+    deaths: list[int] = field(default_factory=list[int])
+    """In a row, without a group of its own in between: what all searchers had delivered at each."""
     start_at: float = 0.0
     """Monotonic time of its next start."""
     verdict: str = ""
@@ -158,21 +158,22 @@ class Searchers:
         except RayError as error:
             reason = state.verdict or reason_of(error)
         ray.kill(state.handle)
-        lost, delivered = self._ask(self._depot.give_back.remote(state.holder), "the depot")
+        lost, own, total = self._ask(self._depot.give_back.remote(state.holder), "the depot")
         state.running = None
         if state.is_leaving:
             self._all.remove(state)
             self._say("note", {"text": f"{state.name} left; {lost} prompts are handed out again"})
             return
-        state.deaths = 1 if delivered else state.deaths + 1
+        state.deaths = [total] if own else [*state.deaths, total]
         reason = reason or "it ended by itself"
         self._say("note", {"text": f"{state.name} died ({reason}); {lost} prompts are handed out again"})
-        if state.deaths > self._limit:
+        if is_in_vain(state.deaths, self._limit):
             raise RunFailedError(
-                f"{state.name} died {state.deaths} times in a row, with no group delivered between two of them, and "
-                f"async.max_restarts = {self._limit}; the last time: {reason}."
+                f"{state.name} died {len(state.deaths)} times in a row, with no group delivered by any searcher since "
+                f"the first of the last {self._limit + 1}, and async.max_restarts = {self._limit}; the last time: "
+                f"{reason}."
             )
-        state.start_at = now + BACK_OFF_S[min(state.deaths, len(BACK_OFF_S)) - 1]
+        state.start_at = now + BACK_OFF_S[min(len(state.deaths), len(BACK_OFF_S)) - 1]
 
     def send_home(self) -> None:
         """Waits for those that are finishing their batch; the depot has been told to give out no more."""
@@ -218,6 +219,15 @@ class Searchers:
             doing = "searching" if told else "on its way up"
         kept = ("where", "held", "delivered", "overdue", "heard_s")
         return {"name": state.name, "state": doing, "life": state.life, **{key: told.get(key) for key in kept}}
+
+
+def is_in_vain(deaths: Sequence[int], most_restarts: int) -> bool:
+    """Whether a searcher has died once more than it may be restarted while nobody delivered a group.
+
+    While others deliver, one that keeps dying costs a restart now and then, and no run. `deaths` holds how many groups
+    all searchers had delivered at each death in a row.
+    """
+    return len(deaths) > most_restarts and deaths[-1] == deaths[-1 - most_restarts]
 
 
 def _end(state: SearcherState, where: str) -> None:
