@@ -144,7 +144,7 @@ def test_wrong_words_exit_with_2_and_a_message(words, tmp_path: Path, monkeypatc
 
 
 COMMANDS = ("", "train", "resume", "eval", "sft", "check", "report", "buffer", "buffer stats", "buffer show",
-            "buffer export", "buffer replay", "try", "recipes")
+            "buffer export", "buffer replay", "redteam", "redteam export", "try", "recipes")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

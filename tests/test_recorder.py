@@ -58,7 +58,7 @@ def entered(value: float, *, length: int = 2) -> list[Entered]:
 
 
 def facts(loss: float = 0.5) -> dict[str, float]:
-    return {"round": 0, "policy_version": 0, "beta": BETA, "loss": loss}
+    return {"round": 0, "policy_version": 0, "beta": BETA, "prior": 1.0, "loss": loss}
 
 
 # ---- what is written -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tba.catalog import TASKS
 from tba.policy import Policy, character_tokenizer, load_policy
 from tba.preference_settings import PreferenceSettings, RewardSettings
 from tba.records import Completion, Prompt
+from tba.redteam_settings import JudgeSettings, RedteamSettings, VictimSettings
 from tba.rewards.carried import packed
 from tba.rewards.functions import Failure, Score
 from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
@@ -26,6 +27,7 @@ from tba.tasks.arithmetic import Arithmetic, solve
 from tba.tasks.enumerable import Enumerable, log_target
 from tba.tasks.preference import Preference
 from tba.tasks.protocol import Task, check_gold, check_ids_unique, fingerprint, make_task, outcomes
+from tba.tasks.redteam import Redteam
 from tba.tasks.script import Brought
 
 TINY = ArchitectureSettings(layers=1, width=8, heads=2, positions=32)
@@ -86,9 +88,16 @@ def maths(folder: Path) -> TaskSettings:
     return TaskSettings(name="maths", path=str(folder / "maths.jsonl"), held_out=3)
 
 
+def redteam(folder: Path) -> TaskSettings:
+    chosen = RedteamSettings(
+        prompt="ab", characters="ab", victim=VictimSettings(triggers=("ab",)), judges=(JudgeSettings(words=("BAD",)),)
+    )
+    return TaskSettings(name="redteam", redteam=chosen, held_out=3)
+
+
 MAKERS: dict[str, Callable[[Path], TaskSettings]] = {
     "arithmetic": arithmetic, "enumerable": enumerable, "custom": custom, "maths": maths, "preference": preference,
-    "script": script,
+    "script": script, "redteam": redteam,
 }  # fmt: skip
 
 
@@ -137,7 +146,7 @@ def test_ids_are_unique_and_prompts_start_with_one_bos(task: Task, policy: Polic
     assert isinstance(task, Task)
     for prompts in (task.prompts(policy.encode), task.held_out(policy.encode)):
         check_ids_unique(prompts)
-        assert len(prompts) >= 2
+        assert len(prompts) >= (1 if isinstance(task, Redteam) else 2)
         assert all(p.tokens[0] == policy.tokenizer.bos_token_id for p in prompts)
         assert all(policy.tokenizer.bos_token_id not in p.tokens[1:] for p in prompts)
         assert all(policy.decode(p.tokens) == p.text for p in prompts)
@@ -150,6 +159,9 @@ def test_held_out_prompts_are_not_trained_on(task: Task, policy: Policy) -> None
         assert {task.gold(p) for p in training} == {None}
     else:
         assert not {p.id for p in training} & {p.id for p in held_out}
+    if isinstance(task, Redteam):  # each attack of an evaluation is one more draw for the same prompt
+        assert {p.tokens for p in training} == {p.tokens for p in held_out}
+    elif not isinstance(task, Enumerable):
         assert not {p.tokens for p in training} & {p.tokens for p in held_out}
 
 
@@ -163,7 +175,7 @@ def test_the_gold_answer_scores_full_marks(task: Task, policy: Policy) -> None:
 
 def test_the_reward_depends_on_prompt_and_completion_alone(task: Task, policy: Policy) -> None:
     rng = random.Random(4)
-    one, other = task.prompts(policy.encode)[:2]
+    one, other = (*task.prompts(policy.encode)[:2], *task.held_out(policy.encode))[:2]
     ids = range(len(policy.tokenizer))
     completions = [
         make_completion(tokens, text=policy.decode(tokens)) for tokens in ([*rng.choices(ids, k=2), STOP] for _ in ids)

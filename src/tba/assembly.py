@@ -11,6 +11,7 @@ from tba.comparison import Compares
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
+from tba.limits import Limits
 from tba.policy import Policy, load_policy
 from tba.recorder import FOLDER, Recorder
 from tba.records import Completion, Prompt
@@ -37,10 +38,16 @@ def make_policy(settings: Settings, task: Task) -> Policy:
     return load_policy(
         settings.model, architecture=settings.architecture, characters=task.characters, seed=settings.seed,
         temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
-        trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
+        trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora, limits=limits_of(settings),
         tokenizer=settings.policy.tokenizer,
         texts=task.texts() if settings.architecture.vocabulary is not None and isinstance(task, Texts) else (),
     )
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Where completions of the policy may not stop and where they must."""
+    policy, longest = settings.policy, settings.search.max_new_tokens
+    return Limits(first=policy.min_new_tokens, last=longest - 1 if policy.forced_stop else None)
 
 
 def make_task_of(settings: Settings, brought: object = None) -> Task:
@@ -124,7 +131,7 @@ def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> 
     is_fixed = settings.reference.kind == "fixed"
     return Searcher(
         engine=make_engine(settings, policy.frozen_copy()), task=task, exploration=make_exploration(settings),
-        reference=policy.without_adapter() if is_fixed else policy.frozen_copy(),
+        reference=policy.without_adapter() if is_fixed else policy.frozen_copy().without_limits(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
         keeps_ref_logps="ref_logps" in reads(settings.objective),
     )
@@ -159,5 +166,6 @@ def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> 
     return Evaluator(
         policy=own, engine=make_engine(settings, own), reference=reference, task=questions.task,
         prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
+        prior=settings.final_prior,
         reference_engine=make_engine(settings, reference) if isinstance(questions.task, Compares) else None,
     )

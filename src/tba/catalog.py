@@ -17,11 +17,19 @@ TASKS = {
     "maths": "tba.tasks.maths:Maths",
     "preference": "tba.tasks.preference:Preference",
     "script": "tba.tasks.script:Script",
+    "redteam": "tba.tasks.redteam:Redteam",
 }
 """Tasks by `task.name`: each is made from the `task` settings and two limits of `search`."""
 
 OWN_TASKS = ("custom", "script")
 """Tasks whose scorers a user wrote: what is wrong with those is said before any process of a run starts."""
+
+VICTIMS = {
+    "model": "tba.victims.models:ModelVictim",
+    "endpoint": "tba.victims.endpoint:EndpointVictim",
+    "triggers": "tba.victims.rules:RuleVictim",
+}
+"""Victims by the setting that names one: each is made from its settings and their place in the tree."""
 
 ENGINES = {
     "table": "tba.engines.table:TableEngine",
@@ -66,6 +74,9 @@ OBJECTIVES: dict[str, Knobs] = {
 
 KNOBS = ("scale", "log_z_per", "log_z_rate", "ratio", "ratio_max", "clip", "normalise")
 """Settings of `objective` that only some objectives use."""
+
+TEMPERATURES = ("prior_temperature", "target_temperature")
+"""Settings of `objective` that temper the log-reward: only objectives that fit a distribution have one."""
 
 MAX_LISTED = 200_000
 """Completions per prompt that the exact target of the enumerable task is written down for."""
@@ -161,6 +172,10 @@ def objective_problems(objective: Any) -> Iterator[str]:
         if getattr(objective, key) is not None and key not in knobs.defaults:
             yield (f"objective.{key} = {getattr(objective, key)!r} is not used by objective.name = {name!r} ({uses}); "
                    f"leave it out, or set objective.{key}=null.")
+    for key in TEMPERATURES:
+        if getattr(objective, key) is not None and "scale" not in knobs.defaults:
+            yield (f"objective.{key} tempers a log-reward, and objective.name = {name!r} fits none; leave it out, or "
+                   f"use trajectory_balance.")
     if not objective.beta and knobs.needs_beta:
         yield f"objective.beta = {objective.beta:g}: should be greater than 0 for objective.name = {name!r}."
     elif not objective.beta and objective.beta_final:

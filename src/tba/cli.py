@@ -25,6 +25,7 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 STATUS_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 buffer_app = typer.Typer(no_args_is_help=True, help="Look into a run's buffer.")
+redteam_app = typer.Typer(no_args_is_help=True, help="What a red-teaming run found.")
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False,
     help="Asynchronous post-training of language models with trajectory balance.",
@@ -245,6 +246,27 @@ def buffer_replay(
 def look_into_buffer(words: Words = None) -> None:
     """Look into a run's buffer: stats, show, export, replay."""
     raise typer.Exit(buffer_app(args=words or ["--help"], standalone_mode=False, prog_name="tba buffer") or DONE)
+
+
+@redteam_app.callback()
+def redteam_group() -> None:
+    """What a red-teaming run found."""
+
+
+@redteam_app.command("export")
+def redteam_export(
+    run: RunPath, file: Annotated[Path, typer.Argument(help="A new .jsonl or .parquet file.")],
+    most: Annotated[int, typer.Option("--most", min=1, help="Attacks written, the likeliest.")] = 10_000,
+    answers: Annotated[bool, typer.Option("--answers", help="Ask the victim again; write its answers too.")] = False,
+) -> None:
+    """Write the attacks that work, clustered and with scores, from a run's newest checkpoint: to tune for safety."""
+    print(jobs.export_attacks(run, file, most=most, answers=answers))
+
+
+@app.command("redteam", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+def look_into_redteam(words: Words = None) -> None:
+    """What a red-teaming run found: export."""
+    raise typer.Exit(redteam_app(args=words or ["--help"], standalone_mode=False, prog_name="tba redteam") or DONE)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from tba import metrics as m
+from tba.audit import Audit, Audits
+from tba.catalog import MAX_LISTED
 from tba.comparison import Compares, Comparison
 from tba.engines.protocol import Engine, Sampling
 from tba.estimates import bootstrap, vote, wilson
@@ -18,7 +20,7 @@ from tba.leases import completion_seed
 from tba.policy import Policy
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
-from tba.tasks.enumerable import Enumerable, log_target
+from tba.tasks.enumerable import Enumerable, listed, log_target
 from tba.tasks.protocol import Answers, Task, outcomes
 from tba.weights import Tensors
 
@@ -48,14 +50,17 @@ class Evaluator:
 
     def __init__(
         self, *, policy: Policy, engine: Engine, reference: Policy, task: Task, prompts: Sequence[Prompt],
-        max_new_tokens: int, seed: int, reference_engine: Engine | None = None,
+        max_new_tokens: int, seed: int, reference_engine: Engine | None = None, prior: float = 1.0,
     ) -> None:
-        """`engine` samples with `policy`, so that weights loaded into one are in the other.
+        """`engine` samples with `policy`, so that weights loaded into one are in the other. `prior` is the weight of
+        the reference's log-prob in the exact target.
 
         `reference_engine` samples with `reference`; only tasks that compare completions with humans' use it.
         """
         self._policy, self._engine, self._reference, self._task = policy, engine, reference, task
-        self._prompts, self._max_new_tokens, self._seed = prompts, max_new_tokens, seed
+        self._prompts, self._max_new_tokens, self._seed, self._prior = prompts, max_new_tokens, seed, prior
+        self._audit = Audit(task) if isinstance(task, Audits) else None
+        self._listed: list[tuple[Prompt, Sequence[tuple[int, ...]], Sequence[float]]] = []
         self._comparison = Comparison(
             task, reference, reference_engine, max_new_tokens=max_new_tokens, seed=seed
         ) if isinstance(task, Compares) else None
@@ -78,8 +83,10 @@ class Evaluator:
             if self._comparison is not None:
                 found |= self._comparison.greedy(chosen, likely)
                 found |= self._comparison.reverse_kl(chosen, self._policy, samples)
-        if isinstance(self._task, Enumerable) and beta > 0:  # without KL there is no such target
-            found |= self._distance(self._task, beta)
+        if self._audit is not None:
+            found |= self._audit.of([c for completions, _ in sampled for c in completions], is_last=greedy)
+        if beta > 0:  # without KL there is no such target
+            found |= self._distance(beta)
         shown = [_show(version, p, c, s) for p, (c, s) in zip(chosen[:SHOWN], sampled, strict=False)]
         return Evaluation(version=version, metrics=found, shown=shown)
 
@@ -186,19 +193,36 @@ class Evaluator:
         """Whether the most likely completion of each prompt is right."""
         return [_is_right(scores[0]) for _, scores in self._score(prompts, 1, 0.0)]
 
-    def _distance(self, task: Enumerable, beta: float) -> dict[str, float]:
-        """Total variation and KL to the exact target, mean over prompts."""
-        (stop,) = self._policy.stop_ids
-        listed = task.completions(len(self._policy.tokenizer), stop)
+    def _distance(self, beta: float) -> dict[str, float]:
+        """Total variation and KL to the exact target, mean over prompts; nothing where completions are not listed."""
         tv, kl = [], []
-        for prompt in self._prompts:
-            pairs = [(prompt.tokens, ids) for ids in listed]
+        self._listed = self._listed or list(self._listing())
+        for prompt, completions, rewards in self._listed:
+            pairs = [(prompt.tokens, ids) for ids in completions]
             log_policy = np.array(self._policy.sequence_logps(pairs))
-            rewards = [task.reward(prompt.id, ids) for ids in listed]
-            target, _ = log_target(self._reference.sequence_logps(pairs), rewards, beta)
-            tv.append(0.5 * float(np.abs(np.exp(log_policy) - np.exp(target)).sum()))
-            kl.append(float((np.exp(log_policy) * (log_policy - np.array(target))).sum()))
-        return {m.TV: m.mean(tv), m.TARGET_KL: m.mean(kl)}
+            target, _ = log_target(self._reference.sequence_logps(pairs), rewards, beta, self._prior)
+            share = np.exp(log_policy)
+            tv.append(0.5 * float(np.abs(share - np.exp(target)).sum()))
+            kl.append(float((share[share > 0] * (log_policy - np.array(target))[share > 0]).sum()))
+        return {m.TV: m.mean(tv), m.TARGET_KL: m.mean(kl)} if tv else {}
+
+    def _listing(self) -> Iterator[tuple[Prompt, Sequence[tuple[int, ...]], Sequence[float]]]:
+        """Prompts with all their completions and the reward of each, where they can be listed."""
+        task, vocabulary = self._task, len(self._policy.tokenizer)
+        if isinstance(task, Enumerable):
+            (stop,) = self._policy.stop_ids
+            listing = task.completions(vocabulary, stop)
+            for prompt in self._prompts:
+                yield prompt, listing, [task.reward(prompt.id, ids) for ids in listing]
+        elif isinstance(task, Audits) and task.modes and vocabulary**self._max_new_tokens <= MAX_LISTED:
+            (stop,) = self._policy.stop_ids
+            limits = self._policy.limits
+            listing = listed(vocabulary, stop, longest=self._max_new_tokens, shortest=limits.first,
+                             is_forced=limits.last is not None)
+            said = [Completion(tokens=ids, text=self._policy.decode(ids), logps=(0.0,) * len(ids), version=0,
+                               finish="stop") for ids in listing]
+            scores = outcomes(task, self._prompts[0], said)
+            yield self._prompts[0], listing, [s.reward for s in scores if isinstance(s, Score)]
 
 
 def _is_right(score: Score | Failure) -> bool:

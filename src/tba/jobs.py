@@ -109,7 +109,7 @@ def warm_start(settings: Settings, folder: Path, say: Callable[[str], None]) -> 
     for note in assembly.notes_of(task):
         say(note)
     evaluator = assembly.make_evaluator(settings, questions, policy)
-    for step in sft(policy, task, questions.training, settings):
+    for step in sft(policy.without_limits(), task, questions.training, settings):
         if step["step"] % 100 == 0 or step["step"] == settings.sft.steps:
             say(f"step {step['step']}/{settings.sft.steps}  loss {step['loss']:.4f} nats per token")
     chosen = settings.evaluation
@@ -160,17 +160,20 @@ def lacking(settings: Settings, *, scores: bool = True, fetches: bool = True) ->
     `scores`: completions will be scored, so that reward models are looked at too; those that are no folder only if
     `fetches`, since their config and tokenizer may have to be fetched.
     """
-    found = smollm.lacking(smollm.cache_root(os.environ)) if settings.model in catalog.PACKAGED else []
-    if settings.task.name == "maths" and settings.task.families:
+    task = settings.task
+    victims = (task.redteam.victim, task.redteam.second_victim) if task.name == "redteam" else ()
+    models = {settings.model, *(victim.model for victim in victims if victim is not None)}
+    found = smollm.lacking(smollm.cache_root(os.environ)) if models & {*catalog.PACKAGED} else []
+    if task.name == "maths" and task.families:
         from tba.tasks.families import family_problems
 
-        found += family_problems(settings.task.families)
-    if settings.task.name == "preference" and scores:
-        found += scorer_problems(settings.task)
-        if any(reward.model is not None for reward in settings.task.rewards):
+        found += family_problems(task.families)
+    if task.name == "preference" and scores:
+        found += scorer_problems(task)
+        if any(reward.model is not None for reward in task.rewards):
             from tba.rewards.models import unloadable
 
-            found += unloadable(settings.task.rewards, fetches=fetches)
+            found += unloadable(task.rewards, fetches=fetches)
     return found
 
 
@@ -311,13 +314,46 @@ def export(buffer: Any, file: Path) -> None:
     """
     from tba.buffer.export import rows_of, write_parquet
 
+    _check_new(file)
+    if file.suffix == ".parquet":
+        write_parquet(buffer, file)
+        return
+    _write_lines(file, rows_of(buffer))
+
+
+def export_attacks(run: Path, file: Path, *, most: int, answers: bool) -> str:
+    """Writes the attacks of a run's newest checkpoint that work into a new .jsonl or .parquet file; says how many.
+
+    Raises:
+        SettingsError: the run is of another task, kept no texts, or found nothing; or the file cannot be made.
+    """
+    from tba import assembly
+    from tba.audit import Audits, found_rows
+    from tba.buffer.export import write_rows
+
+    _check_new(file)
+    settings = settings_of(run)
+    task = assembly.make_task_of(settings)
+    if not isinstance(task, Audits):
+        raise SettingsError([f"run {str(run)!r} has task.name = {settings.task.name!r}, and only redteam has attacks."])
+    if not settings.buffer.keep_text:
+        raise SettingsError([f"run {str(run)!r} has buffer.keep_text = false, so that its attacks have no text left."])
+    rows = list(found_rows(buffer_of(run).entries(), task, most=most, answers=answers))
+    if file.suffix == ".parquet":
+        write_rows(rows, file)
+    else:
+        _write_lines(file, iter(rows))
+    return f"{len(rows)} attacks in {len({row['cluster'] for row in rows})} clusters written to {file}"
+
+
+def _check_new(file: Path) -> None:
     if file.exists() or file.suffix not in (".jsonl", ".parquet") or not file.parent.is_dir():
         raise SettingsError([
             f"{str(file)!r} must be the name of a new .jsonl or .parquet file, in a folder that there is."
         ])
-    if file.suffix == ".parquet":
-        write_parquet(buffer, file)
-        return
+
+
+def _write_lines(file: Path, rows: Iterator[Mapping[str, Any]]) -> None:
     with file.open("x", encoding="utf-8") as out:
-        for row in rows_of(buffer):
+        for row in rows:
             out.write(json.dumps(finite(row), allow_nan=False) + "\n")

@@ -71,23 +71,29 @@ class Loss:
         if "log_z" in self._takes:
             self.learned_z = LearnedZ(per=knobs["log_z_per"], rate=knobs["log_z_rate"])
 
-    def of(self, micro: MicroBatch, batch: Batch, logps_NT: Tensor, beta: float) -> tuple[Objective, Tensor]:
+    def of(
+        self, micro: MicroBatch, batch: Batch, logps_NT: Tensor, beta: float, prior: float = 1.0
+    ) -> tuple[Objective, Tensor]:
         """What the objective makes of a micro-batch, and the share of the batch loss that is its own.
+
+        `prior` is the weight of the reference's log-prob in the log-reward.
 
         The shares of all micro-batches of `batch` add up to the loss of the batch, however it is cut.
 
         Raises:
             ValueError: the objective reads reference log-probs of tokens, and a trajectory has none.
         """
-        found = self._function(**self._tensors(micro, batch, logps_NT, beta), beta=beta, **self._knobs)
+        found = self._function(**self._tensors(micro, batch, logps_NT, beta, prior), beta=beta, **self._knobs)
         # weights of tokens are shares of the whole batch; other losses are means over the micro-batch's own groups
         share = 1.0 if "weight" in self._takes else micro.num_groups / max(1, batch.num_groups)
         return found, found.loss * share
 
-    def _tensors(self, micro: MicroBatch, batch: Batch, logps_NT: Tensor, beta: float) -> dict[str, Tensor | None]:
+    def _tensors(
+        self, micro: MicroBatch, batch: Batch, logps_NT: Tensor, beta: float, prior: float
+    ) -> dict[str, Tensor | None]:
         place, takes = logps_NT.device, self._takes
         found: dict[str, Tensor | None] = {
-            "ref_logp": micro.ref_logp_N.to(place), "reward": micro.reward_N.to(place),
+            "ref_logp": prior * micro.ref_logp_N.to(place), "reward": micro.reward_N.to(place),
             "group": micro.group_N.to(place),
         }
         if "logps" in takes:

@@ -42,7 +42,9 @@ LOSS = _declare("train/loss", "reward units",
 RESIDUAL_MSE = _declare("train/residual_mse", "nats^2", "mean squared residual over the batch")
 GRAD_NORM = _declare("train/grad_norm", "reward units", "global gradient norm before clipping")
 LEARNING_RATE = _declare("train/learning_rate", "1", "learning rate of this step")
-BETA = _declare("train/beta", "reward units per nat", "strength of KL at this step")
+BETA = _declare("train/beta", "reward units per nat", "strength of KL at this step, times the target's temperature")
+PRIOR = _declare("train/prior", "1", "weight of the reference's log-prob in the log-reward at this step: 1 / (prior "
+                 "temperature x target temperature)")
 REWARD = _declare("train/reward", "reward units", "mean reward of the trajectories consumed")
 KL = _declare("train/kl", "nats per completion", "mean log policy minus log reference of the trajectories consumed")
 ENTROPY = _declare("train/entropy", "nats per token", "mean minus log-prob of the tokens consumed, under the policy")
@@ -135,6 +137,26 @@ PAIR_TIES = _declare("pair_ties", "pairs", "held-out pairs whose completions sco
 PAIR_LOSS = _declare("pair_loss", "nats per pair", "mean -log sigmoid(margin) of held-out pairs")
 PAIR_ECE = _declare("pair_ece", "1", "expected calibration error: mean over held-out pairs of their bin's gap between "
                     "accuracy and confidence")
+ATTACKS = _declare("attacks", "attacks", "attacks of this evaluation, each sampled from the policy (redteam)")
+ATTACKS_LOST = _declare("attacks_lost", "attacks", "attacks of this evaluation without an answer or a judgement")
+ATTACK_SUCCESS = _declare("attack_success", "1", "share of attacks that work: the mean over the victim's answers, and "
+                          "over the judges trained on, of the chance of harm is above 0.5")
+ATTACK_INTERVAL = _declare("attack_success_interval", "1", "95 % interval of `attack_success`: Wilson")
+ATTACK_CHANCE = _declare("attack_chance", "1", "mean of probabilities: mean chance of harm over answers, judges and "
+                         "attacks")
+ATTACK_LOG = _declare("attack_log_chance", "nats", "mean of logs, as in training: mean log-chance over the same")
+ATTACK_DIVERSITY = _declare("attack_diversity", "1", "1 minus the mean cosine of all pairs of this evaluation's "
+                            "attacks")
+ATTACK_CLUSTERS = _declare("attack_clusters", "clusters", "clusters of the attacks that work "
+                           "(task.redteam.cluster_similarity)")
+MODES = _declare("modes", "failure modes", "known failure modes of the victim, where it is a rule")
+MODES_FOUND = _declare("modes_found", "failure modes", "those that an attack of this evaluation hits")
+HELD_OUT_SUCCESS = _declare("held_out_success", "1", "`attack_success` by the judges that were never trained on")
+HELD_OUT_INTERVAL = _declare("held_out_success_interval", "1", "95 % interval of `held_out_success`: Wilson")
+JUDGE_AGREEMENT = _declare("judge_agreement", "1", "share of attacks of which held-out and trained judges say the same")
+JUDGE_AGREEMENT_INTERVAL = _declare("judge_agreement_interval", "1", "95 % interval of `judge_agreement`: Wilson")
+TRANSFER = _declare("attack_transfer", "1", "share of the attacks that work that a second victim gives in to as well")
+TRANSFER_INTERVAL = _declare("attack_transfer_interval", "1", "95 % interval of `attack_transfer`: Wilson")
 TV = _declare("tv", "1", "total variation to the exact target, mean over prompts (enumerable tasks)")
 TARGET_KL = _declare("kl_to_target", "nats", "KL from policy to exact target, mean over prompts (enumerable tasks)")
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from tba import lora, smollm
 from tba.batch import Rows, make_rows
 from tba.catalog import FRESH, MODELS, PACKAGED
+from tba.limits import FREE, Limits
 from tba.sections import LoraSettings
 from tba.settings import ArchitectureSettings, SettingsError
 
@@ -41,6 +42,8 @@ class Policy:
     temperature: float
     autocast: bool = False
     """Compute in bfloat16; log-softmax stays float32."""
+    limits: Limits = FREE
+    """Where completions may not stop and where they must; a reference knows none."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -78,7 +81,21 @@ class Policy:
             if (split := split_rows(rows)).saves(rows) and takes_cache(self.model):
                 return self._logps_of_split(split, rows)
             logits_NTV = self.model(input_ids=rows.input_NT, attention_mask=rows.attention_NT).logits
-        return target_logps(logits_NTV, rows.target_NT, rows.completion_NT, self.temperature)
+        place_NT = rows.completion_NT.long().cumsum(1) - 1
+        return self._limited_logps(logits_NTV, rows.target_NT, rows.completion_NT, place_NT)
+
+    def next_logits(self, logits_NV: Tensor, place: int) -> Tensor:
+        """[N V] logits of the id at `place` of each completion, with what the limits say of it."""
+        if self.limits == FREE:
+            return logits_NV
+        return self.limits.of_next(logits_NV, place, torch.tensor(sorted(self.stop_ids)), self.tokenizer.eos_token_id)
+
+    def _limited_logps(self, logits: Tensor, target: Tensor, mask: Tensor, place: Tensor) -> Tensor:
+        """`target_logps` of ids at `place` of their completions, with what the limits say of them."""
+        if self.limits == FREE:
+            return target_logps(logits, target, mask, self.temperature)
+        logits = self.limits.banned(logits, place, torch.tensor(sorted(self.stop_ids)))
+        return self.limits.forced(target_logps(logits, target, mask, self.temperature), place)
 
     def _logps_of_split(self, split: Split, rows: Rows) -> Float[Tensor, "N T"]:
         """`token_logps` with each distinct prompt read once, for all of its completions."""
@@ -99,7 +116,8 @@ class Policy:
             ).logits
             logits_NCV = torch.cat([logits_NCV, rest_NRV], 1)
         target_NC, mask_NC = (x.gather(1, split.place_NC) for x in (rows.target_NT, rows.completion_NT))
-        logps_NC = target_logps(logits_NCV, target_NC, mask_NC & split.inside_NC, self.temperature)
+        place_NC = torch.arange(target_NC.shape[1], device=target_NC.device).expand_as(target_NC)
+        logps_NC = self._limited_logps(logits_NCV, target_NC, mask_NC & split.inside_NC, place_NC)
         return torch.zeros_like(rows.target_NT, dtype=logps_NC.dtype).scatter_add(1, split.place_NC, logps_NC)
 
     @torch.no_grad()
@@ -151,9 +169,13 @@ class Policy:
         """A copy of the policy as it is now, whose parameters take gradients; of one with adapter, the adapter's."""
         return dataclasses.replace(self, model=_copied(self.model, trainable=True))
 
+    def without_limits(self) -> Policy:
+        """The same policy, free to stop anywhere: what a reference is, which says how likely a finished text is."""
+        return dataclasses.replace(self, limits=FREE)
+
     def without_adapter(self) -> Policy:
         """A frozen copy that is the base model for good; of a policy without adapter, a plain frozen copy."""
-        made = self.frozen_copy()
+        made = self.frozen_copy().without_limits()
         if lora.has_adapter(made.model):
             lora.turn_off(made.model)
         return made
@@ -292,7 +314,7 @@ def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> 
 def load_policy(
     model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
     autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
-    tokenizer: str | None = None, texts: Sequence[str] = (),
+    tokenizer: str | None = None, texts: Sequence[str] = (), limits: Limits = FREE,
 ) -> Policy:
     """The policy of a built-in or packaged model, one made from scratch, a model folder, or a Hugging Face id.
 
@@ -316,7 +338,9 @@ def load_policy(
         made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
     if adapter is not None and adapter.rank:
         made = lora.add_adapter(made, adapter, seed)
-    return Policy(model=made.eval(), tokenizer=reader, temperature=temperature, autocast=autocast)
+    return Policy(
+        model=made.eval(), tokenizer=reader, temperature=temperature, autocast=autocast, limits=limits
+    )
 
 
 def load_tokenizer(where: str, *, trust_remote_code: bool = False) -> Any:

@@ -99,7 +99,7 @@ class Recorder:
     def add(
         self, step: int, entered: Sequence[Entered], sources: Sequence[Source], facts: Mapping[str, float]
     ) -> None:
-        """Records a step; `facts` are its `round`, `policy_version`, `beta` and `loss`."""
+        """Records a step; `facts` are its `round`, `policy_version`, `beta`, `prior` and `loss`."""
         import pyarrow as pa
 
         if not self._open:
@@ -146,7 +146,8 @@ class Recorder:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.concat_tables(self._open).replace_schema_metadata({"tba_schema": str(SCHEMA)})
+        table = pa.concat_tables(self._open, promote_options="default")  # older versions recorded fewer columns
+        table = table.replace_schema_metadata({"tba_schema": str(SCHEMA)})
         repeated = [field.name for field in table.schema if not pa.types.is_list(field.type)]
         partial = self._folder / ".partial"
         try:
@@ -191,7 +192,7 @@ def _facts() -> dict[str, Any]:
 
     return {
         "step": pa.int64(), "round": pa.int64(), "policy_version": pa.int64(), "beta": pa.float64(),
-        "loss": pa.float64(),
+        "prior": pa.float64(), "loss": pa.float64(),
     }
 
 

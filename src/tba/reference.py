@@ -39,7 +39,7 @@ class MovingReference:
         self.version = 0
         self._decay = 0.0 if settings.decay is None else settings.decay
         self._every = 1 if settings.every is None else settings.every
-        self._policy = None if settings.kind == "fixed" else policy.frozen_copy()
+        self._policy = None if settings.kind == "fixed" else policy.frozen_copy().without_limits()
         self._copied: tuple[int, Tensors] | None = None
 
     @torch.no_grad()

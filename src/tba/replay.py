@@ -97,9 +97,11 @@ def computed(settings: Settings, rows: Sequence[Row]) -> Computed:
     if loss.learned_z is not None:
         loss.learned_z.put([row["prompt_id"] for row in rows], [row["log_z"] for row in rows])
     batch, logps = batch_of(rows)
+    is_tempered = "scale" in catalog.OBJECTIVES[settings.objective.name].defaults
+    prior = rows[0].get("prior") if is_tempered else None  # None too where an older version recorded
     total, residuals = 0.0, list[float]()
     for micro, logps_NT in zip(batch.micro_batches, logps, strict=True):
-        found, share = loss.of(micro, batch, logps_NT, rows[0]["beta"])
+        found, share = loss.of(micro, batch, logps_NT, rows[0]["beta"], 1.0 if prior is None else prior)
         total += float(share)
         residuals += found.residual.tolist()
     return Computed(name=settings.objective.name, loss=total, residuals=tuple(residuals))
@@ -163,7 +165,8 @@ def _with_objective(settings: Settings, name: str) -> Settings:
     if name == settings.objective.name:
         return settings
     tree = settings.resolved()
-    kept = {key: value for key, value in tree["objective"].items() if key not in catalog.KNOBS}
+    dropped = (*catalog.KNOBS, *catalog.TEMPERATURES)
+    kept = {key: value for key, value in tree["objective"].items() if key not in dropped}
     buffer = {**tree["buffer"], "keep_logps": None}  # what was kept is known from the record
     return check_settings({**tree, "objective": {**kept, "name": name}, "buffer": buffer})
 

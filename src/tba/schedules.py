@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tba.sections import Line
+
 KL_ERROR_LIMIT = 0.2
 """Largest relative error of KL that the controller acts on in one step."""
 
@@ -23,6 +25,8 @@ class Schedules:
     beta_stop: int | None = None
     stable_steps: int = 0
     decay_steps: int | None = None
+    prior_temperature: float | Line | None = None
+    target_temperature: float | Line | None = None
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then constant for good, or for `stable_steps`; then down to zero over `decay_steps`, or one
@@ -39,6 +43,13 @@ class Schedules:
             return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
         return self.learning_rate
 
+    def tempered(self, beta: float, step: int) -> tuple[float, float]:
+        """Beta T and 1 / (gamma T): the log-reward of arXiv 2405.18540, (log p_ref / gamma + r / beta) / T, as a beta
+        and a weight of the reference's log-prob, so that any trajectory is weighed as its step says, however old.
+        """
+        over_all = moving(self.target_temperature, step)
+        return beta * over_all, 1.0 / (moving(self.prior_temperature, step) * over_all)
+
     def beta_at(self, step: int) -> float:
         """Linear from `beta` at step 1 to `beta_final` at step `beta_steps` + 1, then constant.
 
@@ -51,6 +62,13 @@ class Schedules:
             return self.beta_final
         done = 1.0 if self.beta_steps == 0 else min(1.0, (step - 1) / self.beta_steps)
         return self.beta + (self.beta_final - self.beta) * done
+
+
+def moving(value: float | Line | None, step: int) -> float:
+    """A setting at a step, counted from 1; 1 if it is None."""
+    if not isinstance(value, Line):
+        return 1.0 if value is None else value
+    return value.from_ + (value.to - value.from_) * min(1.0, (step - 1) / value.steps)
 
 
 class KlControl:

@@ -34,6 +34,47 @@ OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Normalise = Annotated[str | float, BeforeValidator(catalog.normalisation)]
 
 
+class Line(Section):
+    """A number that moves in a line over the first steps, then stays."""
+
+    from_: PositiveFloat = Field(alias="from")
+    """At step 1."""
+    to: PositiveFloat
+    """From step `steps` + 1 on."""
+    steps: PositiveInt
+    """Optimizer steps."""
+
+
+class RangeSettings(Section):
+    """A number drawn anew for every engine batch."""
+
+    low: PositiveFloat
+    """Smallest value."""
+    high: PositiveFloat
+    """Largest value."""
+    share: Probability = 1.0
+    """Share of the engine batches that draw from the range; the others sample as the policy would."""
+
+
+def _kind_of(value: Any) -> str:
+    return "[range]" if isinstance(value, (dict, RangeSettings)) else "[number]"
+
+
+def _is_line(value: Any) -> str:
+    return "[line]" if isinstance(value, (dict, Line)) else "[number]"
+
+
+Moving = Annotated[
+    Annotated[PositiveFloat, Tag("[number]")] | Annotated[Line, Tag("[line]")], Discriminator(_is_line)
+]
+"""A number, or one that moves in a line."""
+
+
+def at_end(value: float | Line | None) -> float:
+    """What a setting that may move ends at; 1 if it is None."""
+    return value.to if isinstance(value, Line) else 1.0 if value is None else value
+
+
 class ObjectiveSettings(Section):
     """The loss and its strength of KL."""
 
@@ -51,6 +92,11 @@ class ObjectiveSettings(Section):
     """Nats of KL per completion that beta is steered to; `beta` is then its value at step 1."""
     target_kl_gain: PositiveFloat = 0.1
     """Largest relative change of beta in one step is a fifth of this."""
+    prior_temperature: Moving | None = None
+    """trajectory_balance*: divides the reference's log-prob in the log-reward, the red-teaming papers' gamma: a number,
+    or {from, to, steps}. 1 if null."""
+    target_temperature: Moving | None = None
+    """trajectory_balance*: divides the whole log-reward, their T: a number, or {from, to, steps}. 1 if null."""
     scale: Literal["advantage", "paper"] | None = None
     """trajectory_balance*: beta/2 x mean squared residual (advantage, the default), or without that factor (paper)."""
     log_z_per: Literal["prompt", "model"] | None = None
@@ -104,21 +150,6 @@ class ReferenceSettings(Section):
             yield f"reference.decay = {self.decay:g} is of reference.kind = 'ema', not {self.kind!r}; drop one of them."
         if self.kind != "reset" and self.reset_optimizer:
             yield f"reference.reset_optimizer = True goes with reference.kind = 'reset', not {self.kind!r}."
-
-
-class RangeSettings(Section):
-    """A number drawn anew for every engine batch."""
-
-    low: PositiveFloat
-    """Smallest value."""
-    high: PositiveFloat
-    """Largest value."""
-    share: Probability = 1.0
-    """Share of the engine batches that draw from the range; the others sample as the policy would."""
-
-
-def _kind_of(value: Any) -> str:
-    return "[range]" if isinstance(value, (dict, RangeSettings)) else "[number]"
 
 
 Temperature = Annotated[

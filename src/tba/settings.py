@@ -13,6 +13,7 @@ from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems
 from tba.maths_settings import maths_problems
 from tba.preference_settings import RewardModelSettings, preference_problems
+from tba.redteam_settings import redteam_problems
 from tba.sections import (
     Fraction,
     LoraSettings,
@@ -26,6 +27,7 @@ from tba.sections import (
     Section,
     Temperature,
     TopP,
+    at_end,
     beta_problems,
     range_problems,
 )
@@ -55,6 +57,10 @@ class PolicySettings(Section):
     trust_remote_code: bool = False
     """Run code that a model folder carries. Off unless you trust the folder."""
     lora: LoraSettings = Field(default_factory=LoraSettings)
+    min_new_tokens: NonNegativeInt = 0
+    """Tokens of a completion before it may stop: the stop token has probability zero until then."""
+    forced_stop: bool = False
+    """Whether the last of `search.max_new_tokens` is the stop token for certain, so that no completion is cut."""
 
 
 class ArchitectureSettings(Section):
@@ -259,9 +265,16 @@ class Settings(Section):
 
     @property
     def final_beta(self) -> float:
-        """Beta that training ends with; the exact target is that of this one."""
+        """Beta that training ends with, target temperature included; the exact target is that of this one."""
         objective = self.objective
-        return objective.beta if objective.beta_final is None else objective.beta_final
+        beta = objective.beta if objective.beta_final is None else objective.beta_final
+        return beta * at_end(objective.target_temperature)
+
+    @property
+    def final_prior(self) -> float:
+        """Weight of the reference's log-prob in the log-reward that training ends with."""
+        objective = self.objective
+        return 1.0 / (at_end(objective.prior_temperature) * at_end(objective.target_temperature))
 
     @property
     def objective_knobs(self) -> dict[str, Any]:
@@ -295,6 +308,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
     yield from _adoption_problems(s)
+    yield from _limit_problems(s)
     yield from catalog.objective_problems(s.objective)
     if s.buffer.keep_logps is False and s.objective.name in catalog.OBJECTIVES and "behaviour_logps" in catalog.reads(
         s.objective
@@ -386,6 +400,13 @@ def _name_problems(s: Settings) -> Iterator[str]:
                f"{s.architecture.heads}; choose a width that the heads divide.")
 
 
+def _limit_problems(s: Settings) -> Iterator[str]:
+    policy, longest = s.policy, s.search.max_new_tokens
+    if policy.min_new_tokens >= longest:
+        yield (f"policy.min_new_tokens = {policy.min_new_tokens} leaves no room for a stop token within "
+               f"search.max_new_tokens = {longest}; lower it.")
+
+
 def _adoption_problems(s: Settings) -> Iterator[str]:
     every, longest = s.engine.adopt_every, s.search.max_new_tokens
     if every is None:
@@ -411,6 +432,8 @@ def _task_problems(s: Settings) -> Iterator[str]:
         if s.sft.wrong_share:
             yield (f"sft.wrong_share = {s.sft.wrong_share:g}: task.name = 'preference' imitates humans' completions as "
                    f"they are; set it to 0.")
+    if s.task.name == "redteam":
+        yield from redteam_problems(s.task)
     if s.task.name == "maths":
         yield from maths_problems(s.task)
         if s.sft.wrong_share:

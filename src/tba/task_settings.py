@@ -10,6 +10,7 @@ from pydantic import Field
 
 from tba.maths_settings import MathsSettings
 from tba.preference_settings import PreferenceSettings, RewardSettings, function_problems, rewards_problems
+from tba.redteam_settings import RedteamSettings
 from tba.sections import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -17,7 +18,7 @@ class TaskSettings(MathsSettings):
     """What is asked, and how answers are scored."""
 
     name: str = "arithmetic"
-    """A built-in task: arithmetic, enumerable, maths, preference or custom; script: what a Python script hands over."""
+    """A built-in task: arithmetic, enumerable, maths, preference, redteam, custom; script: what a script hands over."""
     seed: int = 0
     """Seed of generated problems; also of their split into training and held-out ones."""
     held_out: NonNegativeInt = 500
@@ -48,6 +49,7 @@ class TaskSettings(MathsSettings):
     rewards: tuple[RewardSettings, ...] = Field(default=(), strict=False)
     """custom, preference, script: scorers whose weighted sum is the reward (docs/own_tasks.md, docs/preference.md)."""
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
+    redteam: RedteamSettings = Field(default_factory=RedteamSettings)
 
 
 def custom_problems(task: TaskSettings) -> Iterator[str]:

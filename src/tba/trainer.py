@@ -73,6 +73,7 @@ class Trainer:
             warmup_steps=trainer.warmup_steps, stable_steps=trainer.stable_steps, decay_steps=trainer.decay_steps,
             beta=objective.beta, beta_final=objective.beta_final,
             beta_steps=objective.beta_steps, beta_stop=objective.beta_stop,
+            prior_temperature=objective.prior_temperature, target_temperature=objective.target_temperature,
         )
         self._control = None if objective.target_kl is None else KlControl(
             objective.beta, target=objective.target_kl, gain=objective.target_kl_gain
@@ -107,19 +108,21 @@ class Trainer:
         self._check_age(batch)
         step = self.steps + 1
         rate = self._schedules.learning_rate_at(step)
-        beta = self._schedules.beta_at(step) if self._control is None else self._control.beta
+        beta, prior = self._schedules.tempered(
+            self._schedules.beta_at(step) if self._control is None else self._control.beta, step
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
         rescored = self._reference.rescore(batch)
         batch, ref_version = rescored.batch, self._reference.version
-        parts = [self._accumulate(micro, batch, beta) for micro in batch.micro_batches]
+        parts = [self._accumulate(micro, batch, beta, prior) for micro in batch.micro_batches]
         loss = sum(part["loss"] for part in parts)
         limit = math.inf if self._clip_norm is None else self._clip_norm
         norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), limit))
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         self.steps = step
-        record_s = self._record(parts, sources, {"beta": beta, "loss": loss}, is_finite=is_finite)
+        record_s = self._record(parts, sources, {"beta": beta, "prior": prior, "loss": loss}, is_finite=is_finite)
         if is_finite:
             self._optimizer.step()
             self._loss.learn(parts)
@@ -132,7 +135,7 @@ class Trainer:
             self._after(search_kl)
         return {
             m.STEP: step, m.VERSION: self.version, m.LOSS: loss, m.GRAD_NORM: norm, m.LEARNING_RATE: rate,
-            m.BETA: beta, m.SKIPPED: self.steps - self.version, **consumed,
+            m.BETA: beta, m.PRIOR: prior, m.SKIPPED: self.steps - self.version, **consumed,
             m.REF_VERSION: ref_version, m.RESCORED: rescored.count, m.RESCORE_SECONDS: rescored.seconds,
             m.RECORD_SECONDS: record_s, m.RECORDS_LOST: 0 if self._recorder is None else self._recorder.lost,
             m.STEP_SECONDS: time.perf_counter() - started,
@@ -174,11 +177,11 @@ class Trainer:
         if self._reference.follow(self.policy, self.version) and self._resets_optimizer:
             self._optimizer.state.clear()
 
-    def _accumulate(self, micro: MicroBatch, batch: Batch, beta: float) -> dict[str, Any]:
+    def _accumulate(self, micro: MicroBatch, batch: Batch, beta: float, prior: float) -> dict[str, Any]:
         """Adds the micro-batch's share of the batch gradient; returns its share of loss and metrics."""
         if len(micro.rows) == 1:
             logps_NT = self.policy.token_logps(micro.rows[0])[micro.row_N]
-            found, loss = self._loss.of(micro, batch, logps_NT, beta)
+            found, loss = self._loss.of(micro, batch, logps_NT, beta, prior)
             if micro.num_groups:
                 loss.backward()
         else:
@@ -186,7 +189,7 @@ class Trainer:
                 logps_UT = widened([self.policy.token_logps(rows) for rows in micro.rows])
             logps_UT.requires_grad_(True)
             logps_NT = logps_UT[micro.row_N]
-            found, loss = self._loss.of(micro, batch, logps_NT, beta)
+            found, loss = self._loss.of(micro, batch, logps_NT, beta, prior)
             if micro.num_groups:
                 (slope_UT,) = torch.autograd.grad(loss, logps_UT)
                 pieces = slope_UT.split([len(rows.input_NT) for rows in micro.rows])

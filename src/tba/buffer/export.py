@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,18 @@ def write_parquet(buffer: Buffer, path: Path) -> None:
                 row["reward_parts"] = json.dumps(row["reward_parts"])
                 row.update({name: utf8(row[name]) for name in ("prompt_id", "prompt", "completion")})
             writer.write_table(pa.Table.from_pylist(piece, schema=schema))
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Writes plain rows, which all have the columns of the first, into a new Parquet file.
+
+    Raises:
+        FileExistsError: there is such a file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = [{name: utf8(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows]
+    table = pa.Table.from_pylist(whole).replace_schema_metadata({"tba_schema": str(SCHEMA)})
+    with path.open("xb") as file:
+        pq.write_table(table, file, compression="zstd")  # pyright: ignore

@@ -43,9 +43,8 @@ class TableEngine:
                 pause.do()  # nothing was kept of the old weights' reading
             ids = sampled.ids
             prefixes = [rows[n] + ids[n] for n in alive_N.tolist()]
-            drawn = draw_ids(
-                self._next_logits(prefixes), uniform_NT[alive_N, place], sampling, self._policy.temperature
-            )
+            logits_AV = self._policy.next_logits(self._next_logits(prefixes), place)
+            drawn = draw_ids(logits_AV, uniform_NT[alive_N, place], sampling, self._policy.temperature)
             sampled.append(alive_N, drawn, self.version)
         return sampled.completions(num_samples, self._policy.decode)
 

@@ -43,6 +43,7 @@ class TransformersEngine:
         prefix_A = torch.arange(len(prompts)).repeat_interleave(num_samples)
         logits_FV, cache, mask_FT = self._read([p.tokens for p in prompts])
         for place in range(sampling.max_new_tokens):
+            logits_FV = self._policy.next_logits(logits_FV, place)
             drawn = draw_ids(logits_FV[prefix_A], uniform_NT[alive_A, place], sampling, self._policy.temperature)
             goes_on_A = sampled.append(alive_A, drawn, self.version)
             if place + 1 == sampling.max_new_tokens or not bool(goes_on_A.any()):

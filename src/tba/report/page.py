@@ -31,6 +31,13 @@ _HEADLINES = (
     metrics.DISTINCT,
     metrics.TV,
     metrics.TARGET_KL,
+    metrics.ATTACK_SUCCESS,
+    metrics.ATTACK_DIVERSITY,
+    metrics.ATTACK_CLUSTERS,
+    metrics.MODES_FOUND,
+    metrics.HELD_OUT_SUCCESS,
+    metrics.JUDGE_AGREEMENT,
+    metrics.TRANSFER,
 )
 _NOT_HEADLINES = {
     metrics.EVAL_STEP,
@@ -125,6 +132,7 @@ def render(run: RunRecord) -> str:
         versions=versions,
         newest=_newest(run.answered),
         num_shown=NUM_SHOWN,
+        is_hidden=setting(run.settings, "task.name") == "redteam",
         is_thinned=_is_thinned(run),
         thinned_to=charts.MAX_POINTS,
         css=Markup(_resource("page.css")),

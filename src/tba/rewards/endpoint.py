@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from tba.preference_settings import RewardSettings
@@ -22,6 +22,8 @@ from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, clip
 from tba.rewards.inputs import whole_characters
 from tba.sections import SettingsError
+
+T = TypeVar("T")
 
 MAX_REPLY_BYTES = 4 << 20
 """Longest reply that is read; a score takes far less."""
@@ -92,9 +94,16 @@ class EndpointScorer:
 
     def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[float | Failure]:
         """One outcome per completion, in order."""
+        return list(self._threads().map(lambda completion: self._score(prompt, completion), completions))
+
+    def ask_all(self, bodies: Sequence[Mapping[str, Any]], read: Callable[[Any], T]) -> list[T | Failure]:
+        """What `read` makes of the reply to each body, in order; it raises ValueError or TypeError where it is none."""
+        return list(self._threads().map(lambda body: self._ask(body, read), bodies))
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._reward.concurrency, thread_name_prefix="endpoint")
-        return list(self._pool.map(lambda completion: self._score(prompt, completion), completions))
+        return self._pool
 
     def close(self) -> None:
         """Ends the waits between calls and the threads; calls in flight end at their limit."""
@@ -108,10 +117,13 @@ class EndpointScorer:
         reward = self._reward
         if completion.finish != "stop" and reward.without_eos is not None:
             return reward.without_eos
-        body = json.dumps(request_of(reward, prompt, completion)).encode()
+        return self._ask(request_of(reward, prompt, completion), lambda reply: score_in(reply, reward))
+
+    def _ask(self, asked: Mapping[str, Any], read: Callable[[Any], T]) -> T | Failure:
+        reward, body = self._reward, json.dumps(asked).encode()
         for call in range(reward.retries + 1):
             try:
-                return self._call(body)
+                return self._call(body, read)
             except CallFailed as failed:
                 last = failed
                 self._count(failed.reason)
@@ -122,7 +134,7 @@ class EndpointScorer:
             self.failures[last.reason] += 1
         return Failure(reason=last.reason, detail=clip(f"{last.detail} (call {call + 1} of {reward.retries + 1})"))
 
-    def _call(self, body: bytes) -> float:
+    def _call(self, body: bytes, read: Callable[[Any], T]) -> T:
         with self._lock:
             self.calls += 1
         reply = self._post(body)
@@ -132,7 +144,7 @@ class EndpointScorer:
             raise CallFailed(reason, f"status {reply.status}: {said}", may_pass=reply.status in PASSING,
                              after_s=reply.retry_after_s)
         try:
-            return score_in(json.loads(reply.body), self._reward)
+            return read(json.loads(reply.body))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             shown = reply.body[:120].decode("utf-8", "replace")
             raise CallFailed("bad_reply", f"{type(error).__name__}: {error} in {shown!r}", may_pass=True) from error

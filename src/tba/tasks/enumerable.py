@@ -78,19 +78,31 @@ class Enumerable:
 
     def completions(self, vocabulary: int, stop: int) -> list[tuple[int, ...]]:
         """Every completion: ids up to and with the stop token, or as many as the limit allows without it."""
-        others = [token for token in range(vocabulary) if token != stop]
-        ended = [
-            (*ids, stop) for length in range(self._limit) for ids in itertools.product(others, repeat=length)
-        ]
-        return ended + list(itertools.product(others, repeat=self._limit))
+        return listed(vocabulary, stop, longest=self._limit)
 
 
-def log_target(log_reference: Sequence[float], rewards: Sequence[float], beta: float) -> tuple[list[float], float]:
-    """Log of pi* ~ pi_ref exp(r / beta) over listed completions, and log Z, in nats (DESIGN section 4).
+def listed(
+    vocabulary: int, stop: int, *, longest: int, shortest: int = 0, is_forced: bool = False
+) -> list[tuple[int, ...]]:
+    """Every completion of at most `longest` ids, stop token included: ended ones, then those that the limit cuts.
+
+    An ended one has `shortest` ids or more before its stop token. With `is_forced` none is cut.
+    """
+    others = [token for token in range(vocabulary) if token != stop]
+    ended = [
+        (*ids, stop) for length in range(shortest, longest) for ids in itertools.product(others, repeat=length)
+    ]
+    return ended if is_forced else ended + list(itertools.product(others, repeat=longest))
+
+
+def log_target(
+    log_reference: Sequence[float], rewards: Sequence[float], beta: float, prior: float = 1.0
+) -> tuple[list[float], float]:
+    """Log of pi* ~ pi_ref^prior exp(r / beta) over listed completions, and log Z, in nats.
 
     `log_reference` and `rewards` list the same completions, all of them.
     """
-    raw = [lp + r / beta for lp, r in zip(log_reference, rewards, strict=True)]
+    raw = [prior * lp + r / beta for lp, r in zip(log_reference, rewards, strict=True)]
     top = max(raw)
     log_z = top + math.log(math.fsum(math.exp(x - top) for x in raw))
     return [x - log_z for x in raw], log_z

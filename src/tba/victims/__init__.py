@@ -1,0 +1,1 @@
+"""Models that are audited: what answers an attack."""
