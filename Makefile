@@ -21,7 +21,7 @@ demo: $(BASE)
 	@$(PY) -m tba train $(ARGS)
 
 test: check
-	@$(PY) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder \
+	@$(PY) -m pytest -n logical --maxprocesses 4 --no-loadscope-reorder \
 	  -m "not slow and not gpu" $(ARGS)
 
 bars: $(TEST)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -23,9 +25,20 @@ LAST = ("test_trainer_api", "test_loop", "test_cli", "test_resume")
 """Files that train or start processes, quickest first; all others but those of Ray run before them."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    has_workers = bool(getattr(config.option, "numprocesses", None)) or "PYTEST_XDIST_WORKER" in os.environ
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            stem = Path(nodeid.split("::")[0]).stem
+            return "ray" if stem in RAY else stem
+
+    return Together(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_workers = "PYTEST_XDIST_WORKER" in os.environ
 
     def place(item: pytest.Item) -> int:
         if item.path.stem in RAY:
@@ -33,9 +46,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((n for n, name in enumerate(LAST, 1) if item.path.stem.startswith(name)), 0)
 
     items.sort(key=place)
-    if has_workers:
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group("ray" if item.path.stem in RAY else item.path.stem))
 
 
 @pytest.fixture
