@@ -53,8 +53,10 @@ def adds_up(ledger: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("recipe", "words"), [
-    ("enumerable", ("trainer.steps=24", "trainer.sync_every=8", "buffer.initial=300")),
-    ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8")),
+    pytest.param("enumerable", ("trainer.steps=24", "trainer.sync_every=8", "buffer.initial=300"),
+                 marks=pytest.mark.slow),
+    pytest.param("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8",
+                                "search.batch_prompts=8"), marks=pytest.mark.slow),  # below with more of it
     ("enumerable", ("trainer.steps=24", "trainer.sync_every=4", "reference.kind=reset", "reference.every=6",
                     "search.temperature={low: 0.8, high: 1.6}", "objective.target_kl=0.5")),
     ("arithmetic", ("trainer.steps=6", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8",

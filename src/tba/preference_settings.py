@@ -24,7 +24,26 @@ JUDGE = (
 """What a judge is asked if the settings say nothing else."""
 
 
-class RewardSettings(Section):
+class CallSettings(Section):
+    """How an endpoint is called."""
+
+    endpoint: str | None = None
+    """Address of a server: http://host:port."""
+    served_model: str | None = None
+    """endpoint: name of the model there."""
+    limit_s: PositiveFloat = 10.0
+    """endpoint: seconds that one call may take, from connecting to the last byte."""
+    retries: NonNegativeInt = 3
+    """endpoint: further calls after one that failed in a way that may pass."""
+    backoff_s: NonNegativeFloat = 0.5
+    """endpoint: seconds before the first further call; twice as long before each next one."""
+    concurrency: PositiveInt = 16
+    """endpoint: calls in flight at once; the searcher waits for the rest."""
+    key_env: str | None = None
+    """endpoint: environment variable that holds the key of the Authorization header."""
+
+
+class RewardSettings(CallSettings):
     """One scorer, a function, a model or an endpoint, and its weight in the reward."""
 
     name: str | None = None
@@ -35,8 +54,6 @@ class RewardSettings(Section):
     """A reward function, `module:function` or `file.py:function`."""
     model: str | None = None
     """A sequence-classification model: a folder or a Hugging Face id; safetensors only."""
-    endpoint: str | None = None
-    """Address of a server that scores: http://host:port."""
     without_eos: float | None = Field(default=None, allow_inf_nan=False)
     """Score of a completion that the length limit cut (the paper's -1); the model's own if null."""
     index: NonNegativeInt | None = None
@@ -61,18 +78,6 @@ class RewardSettings(Section):
 
     protocol: Protocol = "score"
     """endpoint: vLLM's /score, /classify or /pooling, or a judge behind /v1/chat/completions."""
-    served_model: str | None = None
-    """endpoint: name of the model there."""
-    limit_s: PositiveFloat = 10.0
-    """endpoint: seconds that one call may take, from connecting to the last byte."""
-    retries: NonNegativeInt = 3
-    """endpoint: further calls after one that failed in a way that may pass."""
-    backoff_s: NonNegativeFloat = 0.5
-    """endpoint: seconds before the first further call; twice as long before each next one."""
-    concurrency: PositiveInt = 16
-    """endpoint: calls in flight at once; the searcher waits for the rest."""
-    key_env: str | None = None
-    """endpoint: environment variable that holds the key of the Authorization header."""
     judge: str = JUDGE
     """endpoint, chat: what the judge is asked, with {prompt}, {completion}, {low} and {high}."""
     judge_range: tuple[float, float] = Field(default=(0.0, 10.0), strict=False)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from tba.catalog import model_problems
-from tba.preference_settings import RewardSettings, rewards_problems
-from tba.sections import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
+from tba.preference_settings import CallSettings, RewardSettings, rewards_problems
+from tba.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Section
 
 PROMPT = (
     "Here is a list of things that people asked their assistant:\n"
@@ -23,13 +23,11 @@ PROMPT = (
 """What the attacker continues if the settings say nothing else: a heading, three examples, and the next number."""
 
 
-class VictimSettings(Section):
-    """The model that is audited: of the user's own, or an endpoint that the user names."""
+class VictimSettings(CallSettings):
+    """The model that is audited: of the user's own, or an OpenAI-compatible endpoint that the user names."""
 
     model: str | None = None
     """A causal LM: a folder, a Hugging Face id, or a built-in model."""
-    endpoint: str | None = None
-    """Address of an OpenAI-compatible server: http://host:port."""
     triggers: tuple[str, ...] = Field(default=(), strict=False)
     """Neither: a rule that answers BAD and the trigger to an attack that holds one, and fine to others, for tests."""
     template: str | None = None
@@ -46,18 +44,8 @@ class VictimSettings(Section):
     """model: precision."""
     batch_attacks: PositiveInt = 32
     """model: attacks answered together."""
-    served_model: str | None = None
-    """endpoint: name of the model there."""
     limit_s: PositiveFloat = 30.0
-    """endpoint: seconds that one call may take."""
-    retries: NonNegativeInt = 3
-    """endpoint: further calls after one that failed in a way that may pass."""
-    backoff_s: NonNegativeFloat = 0.5
-    """endpoint: seconds before the first further call; twice as long before each next one."""
-    concurrency: PositiveInt = 16
-    """endpoint: calls in flight at once."""
-    key_env: str | None = None
-    """endpoint: environment variable that holds the key of the Authorization header."""
+    """endpoint: seconds that one call may take, from connecting to the last byte."""
 
 
 class JudgeSettings(RewardSettings):

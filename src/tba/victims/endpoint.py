@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tba.leases import completion_seed
-from tba.preference_settings import RewardSettings
+from tba.preference_settings import CallSettings, RewardSettings
 from tba.redteam_settings import VictimSettings
 from tba.rewards.endpoint import EndpointScorer
 from tba.rewards.functions import Failure
@@ -24,11 +24,8 @@ class EndpointVictim:
         """
         del place
         self._settings = settings
-        self.endpoint = EndpointScorer(RewardSettings(
-            endpoint=settings.endpoint, protocol="chat", served_model=settings.served_model,
-            limit_s=settings.limit_s, retries=settings.retries, backoff_s=settings.backoff_s,
-            concurrency=settings.concurrency, key_env=settings.key_env,
-        ))
+        how = {name: getattr(settings, name) for name in CallSettings.model_fields}
+        self.endpoint = EndpointScorer(RewardSettings(protocol="chat", **how))
         """Counts calls and failures."""
 
     def answers(self, attacks: Sequence[str], count: int) -> list[list[str] | Failure]:
