@@ -1,6 +1,6 @@
 """Shapes are enforced in the test run, quick tests come first, and a machine's cores are shared out.
 
-With `-n`, a file's tests stay together in one process, and all that start Ray are in one.
+With `-n`, a file's tests stay together in one process, and those that start Ray are in one or two.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ install_import_hook(["tba.policy", "tba.batch", "tba.objectives"], "beartype.bea
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; also for the processes of tests
 
-RAY = ("test_cluster", "test_cluster_replay", "test_elastic", "test_publishing")
-"""Files that start Ray."""
+RAY = {"test_cluster": "ray", "test_cluster_replay": "ray", "test_elastic": "more ray", "test_publishing": "more ray"}
+"""Files that start Ray: with workers the first ones come before all other files, the rest after them."""
 LAST = ("test_trainer_api", "test_loop", "test_cli", "test_resume")
 """Files that train or start processes, quickest first; all others but those of Ray run before them."""
 
@@ -32,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             stem = Path(nodeid.split("::")[0]).stem
-            return "ray" if stem in RAY else stem
+            return RAY.get(stem, stem)
 
     return Together(config, log)
 
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         if item.path.stem in RAY:
-            return -1 if has_workers else len(LAST) + 1  # the longest piece of work starts first beside others
+            return -1 if has_workers and RAY[item.path.stem] == "ray" else len(LAST) + 1
         return next((n for n, name in enumerate(LAST, 1) if item.path.stem.startswith(name)), 0)
 
     items.sort(key=place)

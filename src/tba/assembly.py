@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +36,14 @@ class Questions:
 
 def make_policy(settings: Settings, task: Task) -> Policy:
     """The start policy, which is also the reference."""
-    return load_policy(
+    start = load_policy(
         settings.model, architecture=settings.architecture, characters=task.characters, seed=settings.seed,
         temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
-        trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora, limits=limits_of(settings),
+        trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
         tokenizer=settings.policy.tokenizer,
         texts=task.texts() if settings.architecture.vocabulary is not None and isinstance(task, Texts) else (),
     )
+    return dataclasses.replace(start, limits=limits_of(settings))
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -314,7 +314,7 @@ def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> 
 def load_policy(
     model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
     autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
-    tokenizer: str | None = None, texts: Sequence[str] = (), limits: Limits = FREE,
+    tokenizer: str | None = None, texts: Sequence[str] = (),
 ) -> Policy:
     """The policy of a built-in or packaged model, one made from scratch, a model folder, or a Hugging Face id.
 
@@ -338,9 +338,7 @@ def load_policy(
         made = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, use_safetensors=True, **options)
     if adapter is not None and adapter.rank:
         made = lora.add_adapter(made, adapter, seed)
-    return Policy(
-        model=made.eval(), tokenizer=reader, temperature=temperature, autocast=autocast, limits=limits
-    )
+    return Policy(model=made.eval(), tokenizer=reader, temperature=temperature, autocast=autocast)
 
 
 def load_tokenizer(where: str, *, trust_remote_code: bool = False) -> Any:
