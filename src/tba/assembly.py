@@ -37,11 +37,11 @@ class Questions:
 def make_policy(settings: Settings, task: Task) -> Policy:
     """The start policy, which is also the reference."""
     start = load_policy(
-        settings.model, architecture=settings.architecture, characters=task.characters, seed=settings.seed,
+        settings.model, architecture=settings.architecture, seed=settings.seed,
+        characters=task.texts() if settings.architecture.vocabulary and isinstance(task, Texts) else task.characters,
         temperature=settings.policy.temperature, autocast=settings.policy.autocast == "bfloat16",
         trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
         tokenizer=settings.policy.tokenizer,
-        texts=task.texts() if settings.architecture.vocabulary is not None and isinstance(task, Texts) else (),
     )
     return dataclasses.replace(start, limits=limits_of(settings))
 

@@ -312,19 +312,19 @@ def copy_in(model: torch.nn.Module, tensors: Mapping[str, npt.NDArray[Any]]) -> 
 
 
 def load_policy(
-    model: str, *, architecture: ArchitectureSettings, characters: str, seed: int, temperature: float,
+    model: str, *, architecture: ArchitectureSettings, characters: str | Sequence[str], seed: int, temperature: float,
     autocast: bool = False, trust_remote_code: bool = False, adapter: LoraSettings | None = None,
-    tokenizer: str | None = None, texts: Sequence[str] = (),
+    tokenizer: str | None = None,
 ) -> Policy:
     """The policy of a built-in or packaged model, one made from scratch, a model folder, or a Hugging Face id.
 
     Master weights are float32; folders must hold safetensors. With `adapter` the model is adapted, and is the
     same model until the adapter is trained. `tokenizer` is a folder or an id; the model's own if None. That of a model
-    from scratch has the task's `characters`, or is trained on its `texts`.
+    from scratch has these `characters`, or with `architecture.vocabulary` is trained on them: texts then.
     """
     if model in FRESH:
         size = architecture.vocabulary
-        reader = character_tokenizer(characters) if size is None else subword_tokenizer(texts, size)
+        reader = character_tokenizer("".join(characters)) if size is None else subword_tokenizer(characters, size)
         make = _new_llama if model == "new-llama" else _new_table
         made = make(architecture, reader, seed)
     else:
