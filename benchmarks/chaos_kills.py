@@ -92,7 +92,7 @@ def aftermath(kills: Kills, started: Started, run: Path, met: dict[str, Any], wa
             met["was_late"] = True  # the run had no more use for it
         elif code != 1 or "tba resume" not in started.errors:
             kills.faults.append(f"{where}: exit {code}, and it says {started.errors[-300:]!r}")
-    if left := watch.left_after(GONE_S, but=AGENTS) or watch.left_after(AGENTS_GONE_S - GONE_S):
+    if left := watch.left_after(GONE_S, but=AGENTS) or watch.left_after(AGENTS_GONE_S):
         kills.faults.append(f"{where}: these still run: {left}")
     kills.faults += [f"{where}: {fault}" for fault in checkpoint_faults(run)] if run.exists() else []
 

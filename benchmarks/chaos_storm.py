@@ -158,7 +158,7 @@ def storm(prepared: Prepared, minutes: float, places: Places, watch: Watch) -> d
         faults += [f"left: {path}" for path in places.left() if not path.endswith("/r")]
     finally:
         cluster.shutdown()
-    if left := watch.left_after(GONE_S, but=AGENTS) or watch.left_after(AGENTS_GONE_S - GONE_S):
+    if left := watch.left_after(GONE_S, but=AGENTS) or watch.left_after(AGENTS_GONE_S):
         faults.append(f"{AGENTS_GONE_S:g} s after the cluster these run: {left}")
     summary = started.summary()
     if code != 0:

@@ -57,3 +57,8 @@ def test_the_table_lists_every_metric_with_unit_and_meaning():
 def test_mean_is_exact_and_nan_of_nothing():
     assert m.mean([1e16, 1.0, -1e16, 4.0]) == 1.25
     assert math.isnan(m.mean([]))
+
+
+def test_an_audit_shows_its_success_first_and_other_tasks_their_full_marks():
+    assert m.foremost({m.PASS_1: 0.5})[:2] == ("pass@1", "pass@1_greedy")
+    assert m.foremost({m.PASS_1: 0.0, m.ATTACK_SUCCESS: 0.9})[:2] == ("attack_success", "attack_diversity")

@@ -198,6 +198,12 @@ VARIANTS = {
 """By the side that the problems come from; of training problems the gap shows what was learnt by heart."""
 
 
+def foremost(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the metrics of an evaluation that are shown first."""
+    own = (ATTACK_SUCCESS, ATTACK_DIVERSITY, MODES_FOUND) if ATTACK_SUCCESS in record else (PASS_1, PASS_1_GREEDY)
+    return *own, EVAL_REWARD, EVAL_KL, TV
+
+
 def finite(value: Any) -> Any:
     """`value` with every float that JSON cannot hold replaced by None, however deep."""
     if isinstance(value, float):

@@ -53,9 +53,8 @@ class Progress:
             self._print(str(record["text"]))
         elif kind == "evaluation":
             self._pass_1 = record[m.PASS_1]
-            known = {"tv": record.get(m.TV)} if record.get(m.TV) is not None else {}
-            shown = {"pass@1": record[m.PASS_1], "reward": record[m.EVAL_REWARD], "kl": record[m.EVAL_KL], **known}
-            self._print(f"version {record[m.EVAL_STEP]}: " + ", ".join(f"{k} {_number(v)}" for k, v in shown.items()))
+            shown = [name for name in m.foremost(record) if record.get(name) is not None]
+            self._print(f"version {record[m.EVAL_STEP]}: " + ", ".join(f"{n} {_number(record[n])}" for n in shown))
         elif kind == "step":
             self._show_step(record)
 
@@ -96,7 +95,7 @@ class Progress:
         lines = [f"{summary['status']} after {summary['steps']} steps in {summary['wall_s']:.1f} s of training"]
         if self.startup_s is not None:
             lines[0] += f" (start-up {self.startup_s:.1f} s)"
-        for name in (m.PASS_1, m.PASS_1_GREEDY, m.EVAL_REWARD, m.EVAL_KL, m.TV):
+        for name in m.foremost(final):
             if start.get(name) is not None and final.get(name) is not None:
                 lines.append(f"{name:14} {_number(start[name])} -> {_number(final[name])}")
         share = summary["trainer"]["wait_share"]

@@ -23,18 +23,12 @@ NUM_SHOWN = 25
 MAX_HEADLINES = 16
 _HEADLINES = (
     metrics.PASS_1,
-    metrics.PASS_1_GREEDY,
     metrics.PASS_K,
-    metrics.EVAL_REWARD,
-    metrics.EVAL_KL,
     metrics.EVAL_ENTROPY,
     metrics.DISTINCT,
     metrics.TV,
     metrics.TARGET_KL,
-    metrics.ATTACK_SUCCESS,
-    metrics.ATTACK_DIVERSITY,
     metrics.ATTACK_CLUSTERS,
-    metrics.MODES_FOUND,
     metrics.HELD_OUT_SUCCESS,
     metrics.JUDGE_AGREEMENT,
     metrics.TRANSFER,
@@ -192,8 +186,10 @@ def _headlines(run: RunRecord) -> list[dict[str, Any]]:
     first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else ({}, {})
     start: Mapping[str, Any] = {**first, **mapping(run.summary.get("start"))}
     final: Mapping[str, Any] = {**last, **mapping(run.summary.get("final"))}
+    foremost = metrics.foremost({**start, **final})
     names = [
-        name for name in dict.fromkeys((*_HEADLINES, *sorted({*start, *final}))) if name not in _NOT_HEADLINES
+        name for name in dict.fromkeys((*foremost, *_HEADLINES, *sorted({*start, *final})))
+        if name not in _NOT_HEADLINES
     ]
     known = [
         name for name in names if number(final.get(name)) is not None or number(start.get(name)) is not None
@@ -209,7 +205,7 @@ def _headlines(run: RunRecord) -> list[dict[str, Any]]:
                 "meaning": declared.meaning if declared else "",
                 "start": figure(start.get(name)),
                 "final": figure(final.get(name)),
-                "is_main": name in _HEADLINES[:5] and name != metrics.PASS_K,
+                "is_main": name in foremost and name != metrics.TV,
             }
         )
     return rows
