@@ -17,6 +17,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import FeatureUnion, Pipeline
 
+from tba.embeddings import diversity
+
 ALPHA = 1.0
 """Ridge penalty."""
 DIMENSIONS = 64
@@ -69,9 +71,7 @@ def mean_distance(rows: np.ndarray) -> float:
     """Mean over pairs of rows of 1 - cosine; at least two rows. Rows of zeros have cosine 0 with all."""
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 1e-12)
-    count = len(rows)
-    cosines = float(np.square(unit.sum(0)).sum()) - float(np.square(unit).sum())
-    return 1 - cosines / (count * (count - 1))
+    return diversity(unit)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

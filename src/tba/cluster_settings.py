@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from pydantic import Field
 
 from tba.sections import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+def bound_cores() -> int:
+    """Cores of this machine that the process is bound to."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class AsyncSettings(Section):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from tba.cluster_settings import bound_cores
 
 NEEDED = (
     "torch", "transformers", "ray", "peft", "datasets", "safetensors", "pydantic", "pyarrow", "plotly", "math-verify",
@@ -77,7 +78,7 @@ def devices() -> list[str]:
 
 def cores() -> float:
     """Cores that this process may use: those it is bound to, or the container's share if that is less."""
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    bound = bound_cores()
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("utf-8").split()
     except (OSError, ValueError):

@@ -204,6 +204,12 @@ def foremost(record: Mapping[str, Any]) -> tuple[str, ...]:
     return *own, EVAL_REWARD, EVAL_KL, TV
 
 
+def unit_shown(name: str) -> str:
+    """A metric's unit for people; nothing of one that is not declared."""
+    declared = METRICS.get(name)
+    return "" if declared is None else {"1": "share"}.get(declared.unit, declared.unit)
+
+
 def finite(value: Any) -> Any:
     """`value` with every float that JSON cannot hold replaced by None, however deep."""
     if isinstance(value, float):

@@ -81,8 +81,7 @@ class Policy:
             if (split := split_rows(rows)).saves(rows) and takes_cache(self.model):
                 return self._logps_of_split(split, rows)
             logits_NTV = self.model(input_ids=rows.input_NT, attention_mask=rows.attention_NT).logits
-        place_NT = rows.completion_NT.long().cumsum(1) - 1
-        return self._limited_logps(logits_NTV, rows.target_NT, rows.completion_NT, place_NT)
+        return self._limited_logps(logits_NTV, rows.target_NT, rows.completion_NT)
 
     def next_logits(self, logits_NV: Tensor, place: int) -> Tensor:
         """[N V] logits of the id at `place` of each completion, with what the limits say of it."""
@@ -90,10 +89,11 @@ class Policy:
             return logits_NV
         return self.limits.of_next(logits_NV, place, torch.tensor(sorted(self.stop_ids)), self.tokenizer.eos_token_id)
 
-    def _limited_logps(self, logits: Tensor, target: Tensor, mask: Tensor, place: Tensor) -> Tensor:
-        """`target_logps` of ids at `place` of their completions, with what the limits say of them."""
+    def _limited_logps(self, logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        """`target_logps` of completions, whose ids `mask` marks, with what the limits say of them."""
         if self.limits == FREE:
             return target_logps(logits, target, mask, self.temperature)
+        place = mask.long().cumsum(1) - 1
         logits = self.limits.banned(logits, place, torch.tensor(sorted(self.stop_ids)))
         return self.limits.forced(target_logps(logits, target, mask, self.temperature), place)
 
@@ -116,8 +116,7 @@ class Policy:
             ).logits
             logits_NCV = torch.cat([logits_NCV, rest_NRV], 1)
         target_NC, mask_NC = (x.gather(1, split.place_NC) for x in (rows.target_NT, rows.completion_NT))
-        place_NC = torch.arange(target_NC.shape[1], device=target_NC.device).expand_as(target_NC)
-        logps_NC = self._limited_logps(logits_NCV, target_NC, mask_NC & split.inside_NC, place_NC)
+        logps_NC = self._limited_logps(logits_NCV, target_NC, mask_NC & split.inside_NC)
         return torch.zeros_like(rows.target_NT, dtype=logps_NC.dtype).scatter_add(1, split.place_NC, logps_NC)
 
     @torch.no_grad()

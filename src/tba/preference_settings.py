@@ -176,14 +176,19 @@ def _reward_problems(reward: RewardSettings, place: str) -> Iterator[str]:
                f"the label that counts.")
     if reward.endpoint is None:
         return
-    address = urlsplit(reward.endpoint)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        yield f"{place}.endpoint = {reward.endpoint!r} is no address of the form http://host:port; write it so."
+    yield from address_problems(reward.endpoint, place)
     if reward.activation != "none":
         yield (f"{place}.activation = {reward.activation!r} is of a model; an endpoint's numbers are taken as they "
                f"are; leave it out.")
     if reward.protocol == "chat":
         yield from _judge_problems(reward, place)
+
+
+def address_problems(endpoint: str, place: str) -> Iterator[str]:
+    """What is wrong with the address of an endpoint whose settings are at `place` of the tree."""
+    address = urlsplit(endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        yield f"{place}.endpoint = {endpoint!r} is no address of the form http://host:port; write it so."
 
 
 def _judge_problems(reward: RewardSettings, place: str) -> Iterator[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from tba.catalog import model_problems
-from tba.preference_settings import CallSettings, RewardSettings, rewards_problems
+from tba.preference_settings import CallSettings, RewardSettings, address_problems, rewards_problems
 from tba.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Section
 
 PROMPT = (
@@ -119,9 +118,7 @@ def _victim_problems(victim: VictimSettings, place: str) -> Iterator[str]:
         yield f"{place}.template = {victim.template[:60]!r} shows no attack; write {{attack}} into it."
     if victim.endpoint is None:
         return
-    address = urlsplit(victim.endpoint)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        yield f"{place}.endpoint = {victim.endpoint!r} is no address of the form http://host:port; write it so."
+    yield from address_problems(victim.endpoint, place)
     if victim.served_model is None:
         yield f"{place}.served_model is missing: the server is asked for a model by name; give it."
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from tba.cluster.shards import ShardProcess
 from tba.cluster.start import settle
 from tba.cluster.temporary import TemporaryFolder, start_in_folder
 from tba.cluster.trainer import TrainerProcess
-from tba.cluster_settings import ShareSettings
+from tba.cluster_settings import ShareSettings, bound_cores
 from tba.control import Requests
 from tba.depot import options_of
 from tba.evaluate import Evaluation
@@ -89,7 +88,7 @@ class Cluster:
 
     def _start_ray(self) -> int:
         """Starts Ray on this machine; returns its cores."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = bound_cores()
         self._temporary = start_in_folder(lambda folder: ray.init(
             address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
             logging_level=logging.ERROR, _temp_dir=folder,

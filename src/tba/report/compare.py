@@ -12,8 +12,9 @@ from typing import Any
 
 from tba import metrics
 from tba.report.drawing import HEIGHT, WIDTH, Dot, Drawing, Trace, drawing
+from tba.report.files import write_whole
 from tba.report.read import RunRecord, read_run, setting
-from tba.report.text import duration, figure, mapping, number, visible, whole
+from tba.report.text import duration, figure, number, visible, whole
 
 MARK = '<meta name="generator" content="tba compare">'
 """In every page that is written here, and only then replaced by another."""
@@ -81,12 +82,8 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
 
 
 def _side(label: str, record: RunRecord) -> Side:
-    """Held-out numbers come from the summary, and from the evaluations where it lacks them."""
-    first, last = (record.evaluations[0], record.evaluations[-1]) if record.evaluations else ({}, {})
-    return Side(
-        label=label, record=record, start={**first, **mapping(record.summary.get("start"))},
-        final={**last, **mapping(record.summary.get("final"))},
-    )
+    start, final = record.held_out
+    return Side(label=label, record=record, start=start, final=final)
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -162,7 +159,7 @@ def drawings(sides: Sequence[Side], metric: str | None) -> list[Drawing]:
             found.append(drawing(
                 f"curve-{len(found)}", f"{kind}: {visible(column, 60)}",
                 f"{declared.meaning[0].upper()}{declared.meaning[1:]}." if declared else "Not declared.",
-                "version" if place == metrics.EVAL_STEP else "step", _unit(column), traces,
+                "version" if place == metrics.EVAL_STEP else "step", metrics.unit_shown(column), traces,
             ))
     return found
 
@@ -221,13 +218,8 @@ def render(sides: Sequence[Side], metric: str | None) -> str:
 
 def _column(name: str, metric: str | None) -> dict[str, Any]:
     declared = metrics.METRICS.get(name)
-    return {"name": visible(name, 60), "is_chosen": name == metric, "unit": _unit(name),
+    return {"name": visible(name, 60), "is_chosen": name == metric, "unit": metrics.unit_shown(name),
             "meaning": "not declared" if declared is None else declared.meaning}
-
-
-def _unit(name: str) -> str:
-    declared = metrics.METRICS.get(name)
-    return "" if declared is None else {"1": "share"}.get(declared.unit, declared.unit)
 
 
 def target_problems(target: Path) -> list[str]:
@@ -243,9 +235,4 @@ def target_problems(target: Path) -> list[str]:
 
 def write_page(sides: Sequence[Side], metric: str | None, target: Path) -> None:
     """Writes the page whole or not at all; OSError if it cannot be written."""
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(render(sides, metric).encode("utf-8", errors="replace"))
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(render(sides, metric), target)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -15,8 +14,9 @@ from typing import Any
 
 from tba import metrics
 from tba.report import charts, ledger, times
+from tba.report.files import write_whole
 from tba.report.read import Answered, RunRecord, read_run, setting
-from tba.report.text import count, duration, figure, mapping, number, script_json, visible
+from tba.report.text import count, duration, figure, number, script_json, visible
 
 NUM_SHOWN = 25
 """Prompts that the browser of completions shows before it is asked for more."""
@@ -73,17 +73,8 @@ def write_report(run_dir: Path) -> Path:
         raise FileNotFoundError(
             f"no run directory {str(run_dir)!r}; give the directory that `tba train` wrote."
         )
-    page = render(read_run(run_dir)).encode("utf-8", errors="replace")
     target = run_dir / "report.html"
-    unfinished = run_dir / f".report.html.{os.getpid()}"
-    try:
-        with unfinished.open("wb") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(render(read_run(run_dir)), target)
     return target
 
 
@@ -183,9 +174,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
 def _headlines(run: RunRecord) -> list[dict[str, Any]]:
     """Held-out numbers at the start and at the end; from the evaluations where the summary lacks them."""
-    first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else ({}, {})
-    start: Mapping[str, Any] = {**first, **mapping(run.summary.get("start"))}
-    final: Mapping[str, Any] = {**last, **mapping(run.summary.get("final"))}
+    start, final = run.held_out
     foremost = metrics.foremost({**start, **final})
     names = [
         name for name in dict.fromkeys((*foremost, *_HEADLINES, *sorted({*start, *final})))
@@ -197,11 +186,10 @@ def _headlines(run: RunRecord) -> list[dict[str, Any]]:
     rows = []
     for name in known[:MAX_HEADLINES]:
         declared = metrics.METRICS.get(name)
-        unit = "" if declared is None else {"1": "share"}.get(declared.unit, declared.unit)
         rows.append(
             {
                 "name": visible(name, 60),
-                "unit": unit,
+                "unit": metrics.unit_shown(name),
                 "meaning": declared.meaning if declared else "",
                 "start": figure(start.get(name)),
                 "final": figure(final.get(name)),

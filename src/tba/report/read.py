@@ -52,6 +52,12 @@ class RunRecord:
     notes: Sequence[str]
     """What is missing or could not be read, one sentence each."""
 
+    @property
+    def held_out(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Held-out numbers at the start and at the end: the summary's, and the evaluations' where it lacks them."""
+        first, last = (self.evaluations[0], self.evaluations[-1]) if self.evaluations else ({}, {})
+        return ({**first, **mapping(self.summary.get("start"))}, {**last, **mapping(self.summary.get("final"))})
+
 
 def read_run(run_dir: Path) -> RunRecord:
     """Everything that `run_dir` holds for the page; files that are missing or broken become notes."""

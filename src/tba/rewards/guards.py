@@ -11,9 +11,9 @@ import torch
 
 from tba.records import Completion, Prompt
 from tba.redteam_settings import JudgeSettings
-from tba.rewards.functions import Failure, clip
-from tba.rewards.inputs import Encoder, Input, TooLong, messages_of
-from tba.rewards.models import batches, device_of, longest_of, padded
+from tba.rewards.functions import Failure
+from tba.rewards.inputs import Encoder, Input
+from tba.rewards.models import batches, device_of, encode_safely, last_attended, longest_of, padded, refusing
 from tba.sections import SettingsError
 
 
@@ -34,20 +34,17 @@ class GuardScorer:
         found: list[float | Failure] = [0.0] * len(completions)
         inputs: dict[int, Input] = {}
         for place, completion in enumerate(completions):
-            try:
-                made = self.encoder.encode(messages_of(prompt), completion.text)
+            made = encode_safely(self.encoder, prompt, completion)
+            if isinstance(made, Failure):
+                found[place] = made
+            else:
                 inputs[place] = Input(ids=(*made.ids, *self._suffix))
-            except TooLong as error:
-                found[place] = Failure(reason="too_long", detail=str(error))
-            except Exception as error:
-                # A tokenizer or a template may choke on one text; its siblings are judged.
-                found[place] = Failure(reason="raised", detail=clip(f"{type(error).__name__}: {error}"))
         numbered = list(inputs.items())
         for chosen in batches([len(made.ids) for _, made in numbered], self._batch_tokens):
             tensors = padded([numbered[at][1] for at in chosen], self.encoder.tokenizer)
             tensors = {name: tensor.to(self.model.device) for name, tensor in tensors.items()}
             logits_NTV = self.model(**tensors).logits
-            last_N = tensors["attention_mask"].sum(1) - 1
+            last_N = last_attended(tensors["attention_mask"])
             logits_NV = logits_NTV[torch.arange(len(chosen), device=logits_NTV.device), last_N].float()
             for at, chance in zip(chosen, logits_NV.softmax(-1)[:, self._token].tolist(), strict=True):
                 found[numbered[at][0]] = chance
@@ -63,15 +60,11 @@ def load_guard(judge: JudgeSettings, place: str) -> GuardScorer:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where, word = str(judge.model), str(judge.first_token)
-    try:
+    with refusing(where, f"{place}.model"):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
             where, dtype=getattr(torch, judge.dtype), use_safetensors=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        said = f"{place}.model = {where!r} cannot be loaded: {type(error).__name__}: {reason}"
-        raise SettingsError([said]) from error
     if not tokenizer.chat_template:
         raise SettingsError([f"{place}.model = {where!r} has no chat template, which a guard is read by."])
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]

@@ -46,13 +46,11 @@ class ModelScorer:
             if not stopped and self._without_eos is not None:
                 found[place] = self._without_eos
                 continue
-            try:
-                inputs[place] = self.encoder.encode(messages_of(prompt), completion.text, stopped=stopped)
-            except TooLong as error:
-                found[place] = Failure(reason="too_long", detail=str(error))
-            except Exception as error:
-                # A tokenizer or a template may choke on one text; its siblings are scored.
-                found[place] = Failure(reason="raised", detail=clip(f"{type(error).__name__}: {error}"))
+            made = encode_safely(self.encoder, prompt, completion)
+            if isinstance(made, Failure):
+                found[place] = made
+            else:
+                inputs[place] = made
         for place, score in zip(inputs, self.scores(list(inputs.values())), strict=True):
             found[place] = score
         return found
@@ -67,6 +65,17 @@ class ModelScorer:
             for place, score in zip(places, picked_N.tolist(), strict=True):
                 found[place] = score
         return found
+
+
+def encode_safely(encoder: Encoder, prompt: Prompt, completion: Completion) -> Input | Failure:
+    """What the model reads of one completion, or why it cannot."""
+    try:
+        return encoder.encode(messages_of(prompt), completion.text, stopped=completion.finish == "stop")
+    except TooLong as error:
+        return Failure(reason="too_long", detail=str(error))
+    except Exception as error:
+        # A tokenizer or a template may choke on one text; its siblings are scored.
+        return Failure(reason="raised", detail=clip(f"{type(error).__name__}: {error}"))
 
 
 def batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
@@ -175,7 +184,7 @@ def load_classifier(where: str, place: str, dtype: str = "float32", labels: int 
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     more = {} if labels is None else {"num_labels": labels}
-    with _refusing(where, place):
+    with refusing(where, place):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model, info = AutoModelForSequenceClassification.from_pretrained(
             where, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False,
@@ -205,7 +214,7 @@ def _unloadable(reward: RewardSettings, place: str) -> Iterator[str]:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     where = str(reward.model)
-    with _refusing(where, f"{place}.model"), torch.device("meta"):
+    with refusing(where, f"{place}.model"), torch.device("meta"):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         hollow = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
@@ -239,7 +248,7 @@ def _headless(place: str, where: str, missing: Iterable[str]) -> str:
 
 
 @contextmanager
-def _refusing(where: str, place: str) -> Iterator[None]:
+def refusing(where: str, place: str) -> Iterator[None]:
     """What the library raises for a model that cannot be had, as the user's mistake."""
     from transformers.utils import logging
 
