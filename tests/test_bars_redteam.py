@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import redteam
+from pages import write_between
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +44,7 @@ def test_the_table_and_the_page(tmp_path: Path) -> None:
     assert "| grpo | 2 | 3.0 | 10 | - | - | 4.0 | 20 | 0.500 | 0.250 | 3.0 | 2.0 | 0.750 |" in text
     page = tmp_path / "page.md"
     page.write_text(f"by hand\n{redteam.BEGIN}\nold\n{redteam.END}\nafter\n", "utf-8")
-    redteam.write_page(page, text)
+    write_between(page, redteam.BEGIN, redteam.END, text)
     assert page.read_text("utf-8") == f"by hand\n{redteam.BEGIN}\n{text}\n{redteam.END}\nafter\n"
 
 
