@@ -12,6 +12,7 @@ import types
 import zipfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def keras_pickle(monkeypatch: pytest.MonkeyPatch, **state: Any) -> bytes:
     for place in (assets.SEQUENCER, assets.TOKENIZER):
         module, _, name = place.rpartition(".")
         kind = type(name, (), {"__module__": module})
-        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name: kind}))
+        for above in accumulate(module.split("."), "{}.{}".format):
+            monkeypatch.setitem(sys.modules, above, types.SimpleNamespace(**{name: kind}))
         made.append(kind())
     sequencer, tokenizer = made
     index = {"the": 1, "bad": 2, "don't": 3, "day": 4, "rare": 5}
