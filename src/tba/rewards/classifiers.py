@@ -58,7 +58,7 @@ class RecurrentWords(PreTrainedModel):
         self.state_weight = torch.nn.Parameter(0.1 * torch.randn(2, config.units, gates))
         self.bias = torch.nn.Parameter(torch.zeros(2, 1, gates))
         self.hidden = torch.nn.Linear(2 * config.units, config.dense)
-        self.label = torch.nn.Linear(config.dense, config.num_labels)
+        self.label = torch.nn.Linear(config.dense, len(config.id2label or {}))
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
