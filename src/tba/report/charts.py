@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def build(run: RunRecord, max_points: int = MAX_POINTS) -> tuple[list[Chart], dict[str, Any]]:
-    """All charts of a run, and the columns of numbers that they draw from, by table; a line has `max_points` at most."""
+    """All charts of a run, and the columns of numbers that they draw from, by table; of `max_points` rows at most."""
     chunks = _chunks(run.steps)
     samplers = _samplers(run.steps)
     rows: dict[Table, Sequence[Row]] = {

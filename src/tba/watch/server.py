@@ -136,8 +136,8 @@ def listen(port: int | None) -> socket.socket:
 def make_server(run_dir: Path, port: int) -> uvicorn.Server:
     """A server for the run in `run_dir`, which is to be run on a socket that listens at `port`."""
     return uvicorn.Server(uvicorn.Config(
-        make_app(Board(run_dir), port), log_level="warning", access_log=False, lifespan="off", ws="none", loop="asyncio",
-        http="h11", server_header=False, timeout_graceful_shutdown=GOODBYE_LIMIT_S,
+        make_app(Board(run_dir), port), log_level="warning", access_log=False, lifespan="off", ws="none",
+        loop="asyncio", http="h11", server_header=False, timeout_graceful_shutdown=GOODBYE_LIMIT_S,
     ))
 
 
