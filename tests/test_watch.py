@@ -6,8 +6,12 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -232,7 +236,7 @@ def fragments(run: Path, text: str) -> dict[str, Elements]:
     hold.close()
     html = {**state["parts"], "searchers": searchers, "curves": state["curves"]["html"],
             "difference": board.difference(state["choices"]["prompts"][0], 0, 20).body.decode(),
-            "page": board.page(visible(text), False).body.decode()}
+            "page": board.page().body.decode()}
     return {name: Elements(one) for name, one in html.items()}
 
 
@@ -241,7 +245,7 @@ def test_hostile_texts_add_no_element_and_no_attribute(tmp_path: Path) -> None:
     for number, word in enumerate(HOSTILE):
         hostile = fragments(tmp_path / f"run-{number}", word)
         assert {name: one.found for name, one in hostile.items()} == {name: one.found for name, one in benign.items()}
-        for name in ("newest", "difference", "searchers", "page", "message"):
+        for name in ("newest", "difference", "searchers", "message"):
             assert " ".join(visible(word).split()) in " ".join(" ".join(hostile[name].words).split()), name
 
 
@@ -249,14 +253,21 @@ def test_attacks_are_behind_a_click_and_not_in_the_terminal(tmp_path: Path) -> N
     run = make_run(tmp_path / "run", num_steps=3)
     newest_of(run, "an attack")
     (run / "config.yaml").write_text("task: {name: redteam}\n")
-    board = Board(run)
-    assert board.view().is_hidden
-    page = board.page("run", True).body.decode()
+    page = Board(run).page().body.decode()
     for place in ('id="part-newest"', 'id="difference"'):
         before = page.split(place)[0]
         assert before.count("<details>") > before.count("</details>")
-    assert "<details" not in board.page("run", False).body.decode()
     assert "an attack" not in shown_in_terminal(run)
+    (run / "config.yaml").write_text("task: {name: arithmetic}\n")
+    assert "<details" not in Board(run).page().body.decode()
+    assert "an attack" in shown_in_terminal(run)
+
+
+def test_the_name_of_a_folder_is_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "<img src=x onerror=alert(1)>&quot;", num_steps=2)
+    page = Elements(Board(run).page().body.decode())
+    assert page.found == Elements(Board(make_run(tmp_path / "run", num_steps=2)).page().body.decode()).found
+    assert "<img src=x onerror=alert(1)>&quot;" in page.words
 
 
 # ---- two versions ----------------------------------------------------------------------------------
@@ -508,6 +519,22 @@ def test_nothing_is_written_into_the_run_directory(served: Served) -> None:
     get(served, "/")
     get(served, "/state")
     assert {file.name: file.stat().st_mtime_ns for file in served.run.iterdir()} == before
+
+
+def test_the_command_prints_the_address_first_and_ends_well_with_ctrl_c(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_steps=2)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tba", "watch", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    address = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\n", process.stdout.readline())
+    assert address is not None
+    assert get(Served(int(address[1]), run), "/state")[0] == 200
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
 
 
 # ---- terminal --------------------------------------------------------------------------------------

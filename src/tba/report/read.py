@@ -84,7 +84,7 @@ class RunReader:
         before = {name: kept[0] for name, kept in self._kept.items()}
         notes: list[str] = []
         summary = self._of("summary.json", notes, _json("the run is still going, or was killed"))
-        settings_text, settings = self._of("config.yaml", notes, _read_settings)
+        settings_text, settings = self._of("config.yaml", notes, read_settings)
         steps, evaluations = self._of("metrics.jsonl", notes, self._read_metrics)
         ledger = self._of(
             "ledger.json", notes, _json("the ledger is taken from summary.json, if that has one")
@@ -172,7 +172,8 @@ def _json(consequence: str) -> Callable[[Path, list[str]], Mapping[str, Any]]:
     return read
 
 
-def _read_settings(path: Path, notes: list[str]) -> tuple[str, Mapping[str, Any]]:
+def read_settings(path: Path, notes: list[str]) -> tuple[str, Mapping[str, Any]]:
+    """A run's `config.yaml` as text and as a tree; what is wrong with it is added to `notes`."""
     data = _read_bytes(path, notes, "the settings are not known")
     text = (data or b"").decode("utf-8", errors="replace")
     if len(text) > MAX_SETTINGS:

@@ -14,10 +14,10 @@ from typing import Any
 from tba.metrics import finite
 from tba.report import charts, ledger, times
 from tba.report.page import environment, facts, headlines
-from tba.report.read import Answered, RunRecord, setting
+from tba.report.read import Answered, RunRecord, read_settings, setting
 from tba.report.text import count, duration, visible
 from tba.watch.differences import difference
-from tba.watch.follower import Follower, View
+from tba.watch.follower import Follower, View, is_hidden
 from tba.watch.searchers import Known, SearcherList
 
 EVERY_S = 2.0
@@ -50,6 +50,7 @@ class Board:
         clock: Callable[[], float] = time.monotonic, work: Callable[[], float] = time.thread_time,
     ) -> None:
         """`clock` gives seconds, `work` processor seconds of the thread."""
+        self._run_dir = run_dir
         self._follower, self._searchers = Follower(run_dir), searchers or SearcherList(run_dir)
         self._clock, self._work = clock, work
         self._lock = threading.Lock()
@@ -59,15 +60,12 @@ class Board:
         self._state = Answer.of(b"{}")
         self._answered: Sequence[Answered] = ()
 
-    def page(self, name: str, is_hidden: bool) -> Answer:
-        """The page before it has asked for the run's state. `name` is the run's; `is_hidden`: a click shows texts."""
+    def page(self) -> Answer:
+        """The page before it has asked for the run's state, which of a long run takes a while to read."""
+        _, settings = read_settings(self._run_dir / "config.yaml", [])
+        name = visible(self._run_dir.resolve().name, 200)
         template = environment(FOLDER).get_template("watch.html.jinja")
-        return Answer.of(template.render(name=name, is_hidden=is_hidden).encode("utf-8", errors="replace"))
-
-    def view(self) -> View:
-        """The run as it is now."""
-        with self._lock:
-            return self._follower.look()
+        return Answer.of(template.render(name=name, is_hidden=is_hidden(settings)).encode("utf-8", errors="replace"))
 
     def state(self) -> Answer:
         """All that the page shows, as JSON; not older than the pace at which the run is looked at."""

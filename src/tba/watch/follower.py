@@ -67,11 +67,6 @@ class View:
         return self.status == UNDER_WAY
 
     @property
-    def is_hidden(self) -> bool:
-        """Whether its completions may offend, and are shown only to who asks for them."""
-        return setting(self.record.settings, "task.name") == "redteam"
-
-    @property
     def steps(self) -> tuple[int, int | None]:
         """Steps so far, and those of the whole run if the settings tell."""
         done = whole(self.record.steps[-1].get(m.STEP)) if self.record.steps else None
@@ -124,6 +119,11 @@ class Follower:
         if now != self._newest[0]:
             self._newest = (now, _batch(path))
         return self._newest[1]
+
+
+def is_hidden(settings: Mapping[str, Any]) -> bool:
+    """Whether the completions of a run with these settings may offend, and are shown only to who asks for them."""
+    return setting(settings, "task.name") == "redteam"
 
 
 def check_run(run_dir: Path) -> None:

@@ -70,8 +70,7 @@ def make_app(board: Board, port: int) -> ASGIApp:
     """What answers at `port`: the page, its files, the run's state, two versions side by side."""
 
     def page(request: Request) -> Response:
-        view = board.view()
-        return _send(request, board.page(view.record.name, view.is_hidden), "text/html")
+        return _send(request, board.page(), "text/html")
 
     def state(request: Request) -> Response:
         return _send(request, board.state(), "application/json")

@@ -18,7 +18,7 @@ from tba.report.read import setting
 from tba.report.text import figure
 from tba.report.times import Side
 from tba.watch.board import EVERY_S, REST, progress
-from tba.watch.follower import Follower, View
+from tba.watch.follower import Follower, View, is_hidden
 from tba.watch.searchers import Known, SearcherList
 
 WIDTHS = range(12, 61)
@@ -147,7 +147,7 @@ def _searchers(view: View, known: Known) -> RenderableType | None:
 def _newest(view: View) -> RenderableType | None:
     if view.newest is None:
         return None
-    if view.is_hidden:
+    if is_hidden(view.record.settings):
         return _text("The newest completions are attacks and not shown here; the page shows them after a click.", "dim")
     rows = [_text(f"trained on in step {view.newest.step}:", "dim")]
     for group in view.newest.groups[:GROUPS]:
