@@ -537,6 +537,14 @@ def test_the_command_prints_the_address_first_and_ends_well_with_ctrl_c(tmp_path
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_what_watches_loads_nothing_that_trains() -> None:
+    code = ("import sys, tba.cli, tba.watch.server, tba.watch.terminal; "
+            "print(*sorted({'torch', 'ray', 'transformers', 'pyarrow', 'numpy', 'pandas'} & set(sys.modules)))")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
 # ---- terminal --------------------------------------------------------------------------------------
 
 

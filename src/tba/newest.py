@@ -8,10 +8,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tba.batch import Batch, MicroBatch
-from tba.recorder import Source
+if TYPE_CHECKING:  # who reads the file needs no torch
+    from tba.batch import Batch, MicroBatch
+    from tba.recorder import Source
 
 FILE = "newest.json"
 """In a run directory."""
