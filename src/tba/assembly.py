@@ -13,6 +13,7 @@ from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
 from tba.limits import Limits
+from tba.newest import Newest
 from tba.policy import Policy, load_policy
 from tba.recorder import FOLDER, Recorder
 from tba.records import Completion, Prompt
@@ -151,6 +152,11 @@ def make_recorder(settings: Settings, run_dir: Path | None) -> Recorder | None:
         run_dir / FOLDER, every=trainer.record_every, max_mib=trainer.record_mib,
         keeps_logps=settings.keeps_logps,
     )
+
+
+def make_newest(policy: Policy, run_dir: Path | None) -> Newest | None:
+    """What shows a few completions of each batch to who watches; None if there is no run directory."""
+    return None if run_dir is None else Newest(run_dir, policy.decode)
 
 
 def make_exploration(settings: Settings) -> Exploration:

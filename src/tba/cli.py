@@ -293,6 +293,29 @@ def searchers(
 
 
 @app.command()
+def watch(
+    run: RunPath,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Default 7860, or a free one.")] = None,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show it here instead of in a browser.")] = False,
+) -> None:
+    """Watch a run, under way or ended, on a live page of this machine; Ctrl-C ends the watching."""
+    from tba.watch.follower import check_run
+
+    check_run(run)
+    try:
+        if terminal:
+            from tba.watch.terminal import show
+
+            show(run)
+        else:
+            from tba.watch.server import serve
+
+            serve(run, port, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        raise typer.Exit(DONE) from None
+
+
+@app.command()
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write; its last word names the task.")],
 ) -> None:

@@ -19,13 +19,11 @@ from tba.estimates import pass_at_k as pass_at_k  # other rooms know it as a wor
 from tba.leases import completion_seed
 from tba.policy import Policy
 from tba.records import Completion, Prompt
-from tba.rewards.functions import Failure, Score
+from tba.rewards.functions import FULL_MARKS, Failure, Score
 from tba.tasks.enumerable import Enumerable, listed, log_target
 from tba.tasks.protocol import Answers, Task, outcomes
 from tba.weights import Tensors
 
-FULL_MARKS = 1.0
-"""Reward from which on a completion counts as right."""
 BATCH_PROMPTS = 128
 """Prompts sampled together in one engine call."""
 SHOWN = 20

@@ -61,7 +61,7 @@ REF_VERSION = _declare("train/ref_version", "steps", "version of the reference t
 RESCORED = _declare("train/rescored", "trajectories",
                     "trajectories of the batch whose reference log-prob was an older reference's, computed again")
 RESCORE_SECONDS = _declare("train/rescore_s", "s", "computing those again, part of `train/step_s`")
-RECORD_SECONDS = _declare("train/record_s", "s", "writing down what entered this step's loss, part of `train/step_s`")
+RECORD_SECONDS = _declare("train/record_s", "s", "writing down what entered this step, part of `train/step_s`")
 RECORDS_LOST = _declare("train/records_lost", "steps", "steps so far that were to be recorded and could not be written")
 STEP_SECONDS = _declare("train/step_s", "s", "forward, backward and optimizer of this step")
 COLLATE_SECONDS = _declare("train/collate_s", "s", "making tensors of the drawn groups")

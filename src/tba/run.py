@@ -17,7 +17,7 @@ import yaml
 
 from tba import assembly, checkpoint
 from tba import metrics as m
-from tba.advice import advice, times_of
+from tba.advice import advice, spent_in, times_of
 from tba.catalog import OWN_TASKS
 from tba.control import Hold, check_free
 from tba.evaluate import Evaluation
@@ -213,10 +213,8 @@ class Run:
         for record in self._journey.steps(self._ask):
             self._step, self._version = record[m.STEP], record[m.VERSION]
             self._facts["beta"] = record[m.BETA]
-            self._spent["wait_s"] += record[m.WAIT_SECONDS]
-            self._spent["draw_s"] += min(record[m.WAIT_SECONDS], record[m.DRAW_SECONDS] + record[m.COLLATE_SECONDS])
-            self._spent["publish_s"] += record.get(m.PUBLISH_SECONDS, 0.0)
-            self._spent["step_s"] += record[m.STEP_SECONDS]
+            for part, seconds in spent_in(record).items():
+                self._spent[part] += seconds
             line = {**record, m.WALL: self._wall()}
             self._directory.append(self._directory.metrics, [m.to_json(line)])
             self._say("step", line)

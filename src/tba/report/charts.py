@@ -22,8 +22,8 @@ MAX_SAMPLERS = 8
 Row = Mapping[str, Any]
 
 
-def build(run: RunRecord) -> tuple[list[Chart], dict[str, Any]]:
-    """All charts of a run, and the columns of numbers that they draw from, by table."""
+def build(run: RunRecord, max_points: int = MAX_POINTS) -> tuple[list[Chart], dict[str, Any]]:
+    """All charts of a run, and the columns of numbers that they draw from, by table; of `max_points` rows at most."""
     chunks = _chunks(run.steps)
     samplers = _samplers(run.steps)
     rows: dict[Table, Sequence[Row]] = {
@@ -36,15 +36,17 @@ def build(run: RunRecord) -> tuple[list[Chart], dict[str, Any]]:
     place = next((i for i, chart in enumerate(charts) if chart.id == "throughput"), len(charts))
     charts[place:place] = _age_charts(run, [chunk for _, chunk in chunks])
     wanted: set[tuple[Table, str]] = {(line.table, line.column) for plan in plans for line in plan.lines}
-    return charts, {table: _columns(table, rows[table], wanted) for table in rows}
+    return charts, {table: _columns(table, rows[table], wanted, max_points) for table in rows}
 
 
 def _place(table: Table) -> str:
     return metrics.EVAL_STEP if table == "eval" else metrics.STEP
 
 
-def _columns(table: Table, rows: Sequence[Row], wanted: set[tuple[Table, str]]) -> dict[str, list[Any]]:
-    thin = _thinned(rows)
+def _columns(
+    table: Table, rows: Sequence[Row], wanted: set[tuple[Table, str]], max_points: int
+) -> dict[str, list[Any]]:
+    thin = _thinned(rows, max_points)
     columns = {
         "step": [whole(row.get(_place(table))) for row in thin],
         "wall_s": [rounded(row.get(metrics.WALL)) for row in thin],
@@ -55,10 +57,10 @@ def _columns(table: Table, rows: Sequence[Row], wanted: set[tuple[Table, str]]) 
     return columns
 
 
-def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
-    if len(rows) <= MAX_POINTS:
+def _thinned(rows: Sequence[Row], max_points: int) -> Sequence[Row]:
+    if len(rows) <= max_points:
         return rows
-    stride = (len(rows) - 2) // (MAX_POINTS - 1) + 1
+    stride = (len(rows) - 2) // (max_points - 1) + 1
     picked = list(rows[::stride])
     return picked if picked[-1] is rows[-1] else [*picked, rows[-1]]
 

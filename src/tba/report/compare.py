@@ -6,13 +6,13 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tba import metrics
 from tba.report.drawing import HEIGHT, WIDTH, Dot, Drawing, Trace, drawing
 from tba.report.files import write_whole
+from tba.report.page import environment, resource
 from tba.report.read import RunRecord, read_run, setting
 from tba.report.text import duration, figure, number, visible, whole
 
@@ -195,17 +195,11 @@ def _course(side: Side, column: str, place: str) -> list[Dot]:
 
 def render(sides: Sequence[Side], metric: str | None) -> str:
     """The page as HTML text."""
-    import jinja2
     from markupsafe import Markup
 
     known = sorted(known_metrics(sides), key=lambda name: (name != metric, name != metrics.EVAL_KL))
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    source = resources.files("tba.report")
-    return environment.from_string(source.joinpath("compare.html.jinja").read_text("utf-8")).render(
-        mark=Markup(MARK), css=Markup(source.joinpath("page.css").read_text("utf-8")),
+    return environment().get_template("compare.html.jinja").render(
+        mark=Markup(MARK), css=Markup(resource("page.css")),
         sides=[{
             "label": side.label, "colour": place % COLOURS, "is_broken": place // COLOURS % 2 == 1,
             "facts": side.facts(), "notes": list(side.record.notes),
