@@ -152,6 +152,28 @@ class ReferenceSettings(Section):
             yield f"reference.reset_optimizer = True goes with reference.kind = 'reset', not {self.kind!r}."
 
 
+def _names(value: Any) -> Any:
+    """A list of names, however few were written: one alone, or none."""
+    if value is None or value == "none":
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+class LoggingSettings(Section):
+    """Where the numbers of a run go besides its directory."""
+
+    report_to: Annotated[
+        tuple[Literal["trackio", "wandb", "tensorboard", "mlflow"], ...], BeforeValidator(_names)
+    ] = Field(default=(), strict=False)
+    """Loggers: any of trackio, wandb, tensorboard, mlflow (docs/own_tasks.md)."""
+    project: Annotated[str, Field(min_length=1)] | None = None
+    """Project, or experiment, of the run in them; the recipe's name if null."""
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the run in them; that of its directory if null."""
+    space: Annotated[str, Field(min_length=1)] | None = None
+    """trackio: Hugging Face Space that the numbers go to as well."""
+
+
 Temperature = Annotated[
     Annotated[PositiveFloat, Tag("[number]")] | Annotated[RangeSettings, Tag("[range]")], Discriminator(_kind_of)
 ]

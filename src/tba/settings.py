@@ -16,6 +16,7 @@ from tba.preference_settings import RewardModelSettings, preference_problems
 from tba.redteam_settings import redteam_problems
 from tba.sections import (
     Fraction,
+    LoggingSettings,
     LoraSettings,
     NonNegativeFloat,
     NonNegativeInt,
@@ -161,7 +162,11 @@ class EvaluationSettings(Section):
     samples: PositiveInt = 4
     """Completions per prompt at `policy.temperature`."""
     during_prompts: PositiveInt = 100
-    """Held-out prompts used during training, one completion each."""
+    """Held-out prompts used during training."""
+    during_samples: PositiveInt = 1
+    """Completions of each of these; two or more show diversity over time."""
+    embedder: str | None = None
+    """Folder or Hugging Face id of an encoder that `embedding_distance` is measured by; character 3-grams if null."""
     limit_s: PositiveFloat = 600.0
     """Seconds that an evaluation may take in async mode; one during training is then given up."""
 
@@ -213,6 +218,7 @@ class Settings(Section):
     resources: ResourceSettings = Field(default_factory=ResourceSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    logging: LoggingSettings = Field(default_factory=LoggingSettings)
     sft: SftSettings = Field(default_factory=SftSettings)
     reward_model: RewardModelSettings = Field(default_factory=RewardModelSettings)
 
