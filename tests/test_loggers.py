@@ -162,9 +162,9 @@ def test_numbers_are_flat_and_finite() -> None:
     }
     assert flat(record) == {
         "train/loss": 0.25, "buffer/drawn_by/recent": 5, "buffer/drawn_by/a\\x1bb": 1, "pass@each/1": 0.5,
-        "pass@each/2": 0.75, "pass@1_interval/low": 0.2, "pass@1_interval/high": 0.8, "pass@1_by_level/easy/pass@1": 0.5,
-        "pass@1_by_level/easy/interval/low": 0.25, "pass@1_by_level/easy/interval/high": 0.625,
-        "pass@1_by_level/easy/prompts": 8,
+        "pass@each/2": 0.75, "pass@1_interval/low": 0.2, "pass@1_interval/high": 0.8,
+        "pass@1_by_level/easy/pass@1": 0.5, "pass@1_by_level/easy/interval/low": 0.25,
+        "pass@1_by_level/easy/interval/high": 0.625, "pass@1_by_level/easy/prompts": 8,
     }  # fmt: skip
 
 

@@ -490,5 +490,5 @@ def test_report_to_goes_to_the_same_loggers_as_a_recipe_s(
 def test_a_logger_that_is_not_installed_is_refused_with_the_way_to_get_it(model: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("trackio") is not None:
         pytest.skip("trackio is installed here")
-    with pytest.raises(SettingsError, match="names trackio, which is not .*pip install trackio"):
+    with pytest.raises(SettingsError, match=r"names trackio, which is not .*pip install trackio"):
         TBATrainer(model=model, reward_funcs=reward, args=config(tmp_path, report_to="trackio"), train_dataset=ROWS)

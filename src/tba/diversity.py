@@ -63,8 +63,8 @@ def self_bleu(ids_PK: Sequence[Sequence[Sequence[int]]], seed: int) -> float:
 
 
 def _bounded(ids_K: Sequence[Sequence[int]], rng: random.Random) -> list[Sequence[int]]:
-    cut = [ids[:MOST_IDS] for ids in ids_K]
-    return cut if len(cut) <= MOST_COMPLETIONS else rng.sample(sorted(cut), MOST_COMPLETIONS)
+    cut = [tuple(ids[:MOST_IDS]) for ids in ids_K]
+    return [*cut] if len(cut) <= MOST_COMPLETIONS else [*rng.sample(sorted(cut), MOST_COMPLETIONS)]
 
 
 def _bleus(ids_PK: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.float64]:
@@ -149,7 +149,7 @@ def embedding_distance(
         vectors = dict(zip(unlike, _unit(embed(unlike).astype(np.float64)), strict=True))
         for texts_K in part:
             times = Counter(texts_K)
-            total = sum(count * vectors[text] for text, count in times.items())
+            total = np.sum([count * vectors[text] for text, count in times.items()], axis=0)
             own_K = {text: float(vectors[text] @ vectors[text]) for text in times}
             none = sum(count for text, count in times.items() if own_K[text] == 0.0)
             own = math.fsum(count * own_K[text] for text, count in times.items())

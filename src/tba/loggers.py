@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ class Named:
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a record; those of a mapping as `name/key`, of an interval as `name/low` and `name/high`."""
+    """The finite numbers of a record; of a mapping as `name/key`, of an interval as `name/low` and `name/high`."""
     return {
         path: value for name, found in record.items() if name not in NOT_SENT for path, value in _below(name, found)
     }
@@ -113,14 +114,13 @@ class TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         self.id = "tensorboard"
-        is_new = run.id is None
-        self._writer = SummaryWriter(
-            str(run.folder / "tensorboard"), flush_secs=10, purge_step=None if is_new else run.step + 1
-        )
-        if is_new:
+        purge = None if run.id is None else run.step + 1
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), flush_secs=10, purge_step=purge)
+        if run.id is None:
             self._writer.add_text("settings", "".join(f"    {key}: {v}\n" for key, v in leaves(run.tree).items()))
+            events: Any = self._writer.file_writer
             for summary in hparams(leaves(run.tree), {}):
-                self._writer.file_writer.add_summary(summary)
+                events.add_summary(summary)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """One scalar each."""
@@ -138,8 +138,7 @@ class Wandb:
 
     def __init__(self, run: Named) -> None:
         """Its files go below `run.folder`."""
-        import wandb
-
+        wandb: Any = import_module("wandb")
         self._is_ours = wandb.run is None
         self._run: Any = wandb.run
         if self._is_ours:
@@ -167,10 +166,8 @@ class Trackio:
 
     def __init__(self, run: Named) -> None:
         """It keeps its files in a folder of its own."""
-        import trackio
-
         self.id = run.name
-        self._run = trackio.init(
+        self._run: Any = import_module("trackio").init(
             project=run.project, name=run.name, config=dict(run.tree), resume="allow",
             **({} if run.space is None else {"space_id": run.space}),
         )
@@ -192,11 +189,8 @@ class Mlflow:
 
     def __init__(self, run: Named) -> None:
         """Where it is kept is MLflow's tracking URI."""
-        import mlflow
-        from mlflow.entities import Metric, Param
-
-        self._metric: Callable[[str, float, int, int], Any] = Metric
-        self._client: Any = mlflow.MlflowClient()
+        self._entities: Any = import_module("mlflow.entities")
+        self._client: Any = import_module("mlflow").MlflowClient()
         if run.id is not None:
             self.id = run.id
             self._client.update_run(self.id, status="RUNNING")
@@ -204,7 +198,7 @@ class Mlflow:
         experiment = self._client.get_experiment_by_name(run.project)
         number = self._client.create_experiment(run.project) if experiment is None else experiment.experiment_id
         self.id = str(self._client.create_run(number, run_name=run.name).info.run_id)
-        given = [Param(key, str(value)[:6000]) for key, value in leaves(run.tree).items()]
+        given = [self._entities.Param(key, str(value)[:6000]) for key, value in leaves(run.tree).items()]
         for at in range(0, len(given), 100):  # as many as it takes at once
             self._client.log_batch(self.id, params=given[at : at + 100])
 
@@ -212,7 +206,7 @@ class Mlflow:
         """One request; names with `@`, which it has not, get `_at_`."""
         now = int(1000 * time.time())
         self._client.log_batch(self.id, metrics=[
-            self._metric(re.sub(r"[^\w/. -]", "_", name.replace("@", "_at_")), float(value), now, step)
+            self._entities.Metric(re.sub(r"[^\w/. -]", "_", name.replace("@", "_at_")), float(value), now, step)
             for name, value in numbers.items()
         ])
 
