@@ -19,13 +19,13 @@ LONGEST_GRAM = 4
 """BLEU-4."""
 ALMOST_NONE = 0.1
 """N-grams that count as found where none of two ids or more is."""
-MOST_COMPLETIONS = 16
+MOST_COMPLETIONS = 64
 """Completions of a prompt that BLEU compares with each other."""
 MOST_IDS = 512
 """Ids of a completion that BLEU reads."""
 MOST_CHARACTERS = 4096
 """Characters of a completion that are embedded."""
-TOGETHER = 64
+TOGETHER = 16
 """Prompts worked on at once, which bounds memory."""
 
 

@@ -119,6 +119,7 @@ class Evaluator:
         return {
             m.PASS_1: m.mean(shares), m.PASS_1_INTERVAL: bootstrap(shares, self._seed),
             **(self._of_several(prompts, sampled, rights) if samples > 1 else {}), **self._by_level(prompts, shares),
+            **self._diversity(sampled),
             **({} if self._comparison is None else self._comparison.sampled(prompts, sampled, ref_logps)),
             m.SAMPLES: samples, m.PROMPTS: len(prompts), m.EVAL_SEED: self._seed,
             m.EVAL_REWARD: m.mean(rewards), m.EVAL_UNSCORED: len(flat) - len(rewards),
@@ -135,10 +136,9 @@ class Evaluator:
         found: dict[str, Any] = {
             m.PASS_K: m.mean(pass_at_k(samples, right, samples) for right in rights),
             m.PASS_EACH: {str(k): m.mean(pass_at_k(samples, right, k) for right in rights) for k in (*ks, samples)},
-            **self._of_texts([completions for completions, _ in sampled]),
         }
         if not isinstance(self._task, Answers):
-            return {**found, m.EFFECTIVE: effective_answers([[c.text for c in cs] for cs, _ in sampled])}
+            return found
         task: Answers = self._task
         kinds_PK = [kinds([task.answer_of(p, c) for c in completions], partial(task.same_answer, p))
                     for p, (completions, _) in zip(prompts, sampled, strict=True)]
@@ -147,15 +147,22 @@ class Evaluator:
         return {**found, m.EFFECTIVE: effective_answers(kinds_PK), m.MAJ_K: m.mean(votes),
                 m.MAJ_INTERVAL: bootstrap(votes, self._seed)}
 
-    def _of_texts(self, completions_PK: Sequence[Sequence[Completion]]) -> dict[str, float]:
-        """How unlike the completions of a prompt are, whatever they answer."""
+    def _diversity(self, sampled: Sequence[Scored]) -> dict[str, float]:
+        """How unlike the completions of a prompt are, if it has several; all attacks of an audit are of one prompt."""
+        completions_PK = [completions for completions, _ in sampled]
+        texts_PK = [[c.text for c in completions] for completions in completions_PK]
+        if isinstance(self._task, Audits):
+            completions_PK = [[c for completions in completions_PK for c in completions]]
+            texts_PK = [[self._task.attack_of(c) for c in completions_PK[0]]]
+        if len(completions_PK[0]) < 2:
+            return {}
         ids_PK = [[c.tokens for c in completions] for completions in completions_PK]
         flat = [ids for ids_K in ids_PK for ids in ids_K]
         return {
             m.DISTINCT: m.mean(len({*ids_K}) / len(ids_K) for ids_K in ids_PK),
             m.DISTINCT_1: distinct_n(flat, 1), m.DISTINCT_2: distinct_n(flat, 2),
-            m.SELF_BLEU: self_bleu(ids_PK, self._seed),
-            m.EMBEDDING_DISTANCE: embedding_distance([[c.text for c in cs] for cs in completions_PK], self.embed),
+            m.SELF_BLEU: self_bleu(ids_PK, self._seed), m.EMBEDDING_DISTANCE: embedding_distance(texts_PK, self.embed),
+            **({} if isinstance(self._task, Answers) else {m.EFFECTIVE: effective_answers(texts_PK)}),
         }
 
     def _by_level(self, prompts: Sequence[Prompt], shares: Sequence[float]) -> dict[str, Any]:

@@ -115,7 +115,8 @@ DISTINCT_1 = _declare("distinct_1", "1", "share of distinct ids among all ids of
                       "stop tokens included")
 DISTINCT_2 = _declare("distinct_2", "1", "share of distinct pairs among all pairs of neighbouring ids, the same way")
 SELF_BLEU = _declare("self_bleu", "1", "BLEU-4 on ids of a completion against the others of its prompt, mean over "
-                     "completions, then prompts: 1 where all are the same")
+                     "completions, then prompts: 1 where all are the same (tba.diversity); an audit's attacks "
+                     "are of one prompt")
 EMBEDDING_DISTANCE = _declare("embedding_distance", "1", "1 minus the mean cosine of all pairs of a prompt's "
                               "completions, mean over prompts, by evaluation.embedder")
 EFFECTIVE = _declare("effective_answers", "answers", "exp of the entropy of a prompt's answers, mean over prompts: "

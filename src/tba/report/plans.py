@@ -151,6 +151,7 @@ PLANS = (
             Line(table="eval", column=metrics.DISTINCT_2, name="distinct-2"),
             Line(table="eval", column=metrics.EMBEDDING_DISTANCE, name="embedding distance"),
             Line(table="eval", column=metrics.SELF_BLEU, name="self-BLEU"),
+            Line(table="eval", column=metrics.ATTACK_DIVERSITY, name="attack diversity"),
         ),
     ),
     Plan(
