@@ -43,7 +43,7 @@ def make_model(folder: Path, shape: Mapping[str, int]) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    from tba.policy import character_tokenizer
+    from tba.tokenizers import character_tokenizer
 
     tokenizer = character_tokenizer("0123456789+-=")
     config = LlamaConfig(**shape, max_position_embeddings=2048, tie_word_embeddings=True,

@@ -67,8 +67,9 @@ FOREIGN_BUT = {"torch": ("rewards/models.py", "rewards/guards.py")}
 """Files that may use a word foreign to their room: reward models are models."""
 
 OWNERS = {
-    "transformers": ("policy*", "table_model*", "sft*", "smollm*", "engines/transformers.py", "engines/cache.py",
-                     "trainer_api*", "rewards/models*", "rewards/guards*", "reward_model*", "embeddings*"),
+    "transformers": ("policy*", "tokenizers*", "table_model*", "sft*", "smollm*", "engines/transformers.py",
+                     "engines/cache.py", "trainer_api*", "rewards/models*", "rewards/guards*", "reward_model*",
+                     "embeddings*"),
     "gguf": ("smollm*",),
     "peft": ("lora*",),
     "vllm": ("engines/vllm.py",),

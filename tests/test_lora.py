@@ -176,6 +176,39 @@ def test_an_adapter_may_be_loaded_in_the_midst_of_a_batch(make: Any) -> None:
     assert {c.token_versions for c in completions} >= {(0, 0, 3, 3)}
 
 
+def test_an_engine_samples_in_bfloat16_on_a_base_of_its_own_and_holds_what_was_published() -> None:
+    from support import make_prompt
+    from tba.engines.protocol import Sampling
+
+    trainer, start = trained(), adapted_policy()
+    policy = start.sampling_copy("bfloat16")
+    for name, tensor in policy.model.named_parameters():
+        assert tensor.dtype == (torch.float32 if lora.is_adapter_name(name) else torch.bfloat16), name
+        assert not tensor.requires_grad
+    assert {tensor.dtype for tensor in start.model.parameters()} == {torch.float32}  # not that of the others
+    inner = policy.model.get_base_model()
+    assert inner.lm_head.weight is inner.get_input_embeddings().weight  # tied, as it was
+    engine = TransformersEngine(policy)
+    published = trainer.publish(0).tensors
+    engine.load(published, 3)
+    held = engine.tensors()
+    assert held.keys() == published.keys()
+    assert all((held[name] == published[name]).all() for name in held)
+    sampling = Sampling(max_new_tokens=4, temperature=TEMPERATURE)
+    ((completions),) = engine.generate([make_prompt("p", (1, 3))], num_samples=6, sampling=sampling, seeds=[4])
+    gap = [abs(c.logp - own) for c, own in zip(
+        completions, trainer.policy.sequence_logps([((1, 3), c.tokens) for c in completions]), strict=True
+    )]
+    assert 1e-5 < max(gap) < 0.2
+
+
+def test_a_sampling_copy_in_the_same_precision_shares_the_base() -> None:
+    start = adapted_policy()
+    own = dict(start.model.named_parameters())
+    for name, tensor in start.sampling_copy("float32").model.named_parameters():
+        assert (tensor is own[name]) is not lora.is_adapter_name(name), name
+
+
 # ---- what is saved ----------------------------------------------------------------------------------
 
 

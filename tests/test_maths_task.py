@@ -22,7 +22,7 @@ from tba.assembly import as_completion
 from tba.cli import main
 from tba.jobs import data_of
 from tba.maths_settings import ColumnSettings
-from tba.policy import Policy, character_tokenizer, load_policy
+from tba.policy import Policy, load_policy
 from tba.reading import check_settings, read_settings
 from tba.records import Prompt
 from tba.rewards.words import found_word, same_word
@@ -32,6 +32,7 @@ from tba.tasks.families import NUMBERS, REFUSED, TEXTS, family_problems, split_p
 from tba.tasks.maths import Maths
 from tba.tasks.maths_prompts import Asker
 from tba.tasks.maths_rows import Problem, gold_of, key_of, last_boxed, row_problem, without_calculator
+from tba.tokenizers import character_tokenizer
 
 CLIPS = {"question": "48 clips and half as many?", "answer": "48/2=<<48/2=24>>24\n48+24=$<<48+24=72>>72\n#### 72"}
 COWS = {"question": "Two herds of 30 cows?", "answer": "2*30 = <<2*30=60>>60\n#### 60"}

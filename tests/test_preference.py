@@ -19,7 +19,7 @@ from support import make_completion
 from tba import jobs
 from tba.buffer.export import ordered
 from tba.cli import main
-from tba.policy import load_policy, subword_tokenizer
+from tba.policy import load_policy
 from tba.preference_settings import PreferenceSettings, RewardSettings
 from tba.reading import read_settings
 from tba.rewards.functions import Score
@@ -27,6 +27,7 @@ from tba.rewards.models import load_scorer
 from tba.settings import ArchitectureSettings, SettingsError, TaskSettings
 from tba.tasks.preference import Preference
 from tba.tasks.tldr import shortened, tldr_prompt, tldr_reference
+from tba.tokenizers import subword_tokenizer
 
 REWARDS = (RewardSettings(model="owner/name"),)
 ROWS = [{"prompt": f"p{n}", "summary": f"s{n}", "level": n} for n in range(6)]

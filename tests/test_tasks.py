@@ -15,7 +15,7 @@ from classifiers import save_classifier
 from support import STOP, make_completion, make_prompt, make_settings
 from tba.assembly import as_completion
 from tba.catalog import TASKS
-from tba.policy import Policy, character_tokenizer, load_policy
+from tba.policy import Policy, load_policy
 from tba.preference_settings import PreferenceSettings, RewardSettings
 from tba.records import Completion, Prompt
 from tba.redteam_settings import JudgeSettings, RedteamSettings, VictimSettings
@@ -29,6 +29,7 @@ from tba.tasks.preference import Preference
 from tba.tasks.protocol import Task, check_gold, check_ids_unique, fingerprint, make_task, outcomes
 from tba.tasks.redteam import Redteam
 from tba.tasks.script import Brought
+from tba.tokenizers import character_tokenizer
 
 TINY = ArchitectureSettings(layers=1, width=8, heads=2, positions=32)
 REWARDS = """

@@ -44,6 +44,8 @@ def make_policy(settings: Settings, task: Task) -> Policy:
         trust_remote_code=settings.policy.trust_remote_code, adapter=settings.policy.lora,
         tokenizer=settings.policy.tokenizer,
     )
+    if settings.policy.attention != "sdpa":
+        start.model.set_attn_implementation(settings.policy.attention)
     return dataclasses.replace(start, limits=limits_of(settings))
 
 
@@ -133,7 +135,8 @@ def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> 
     search = settings.search
     is_fixed = settings.reference.kind == "fixed"
     return Searcher(
-        engine=make_engine(settings, policy.frozen_copy()), task=task, exploration=make_exploration(settings),
+        engine=make_engine(settings, policy.sampling_copy(settings.engine.dtype)), task=task,
+        exploration=make_exploration(settings),
         reference=policy.without_adapter() if is_fixed else policy.frozen_copy().without_limits(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
         keeps_ref_logps="ref_logps" in reads(settings.objective),

@@ -222,9 +222,11 @@ def arithmetic_of(settings: Settings) -> dict[str, str]:
             f"searcher {2 * mib:.0f} MiB (weights, reference), activations and libraries besides"
         )
         if settings.policy.lora.rank:
+            own = settings.engine.dtype != "float32"
             found["memory"] = (
-                f"trainer and each searcher {mib:.0f} MiB (one base, which policy and reference share), adapters, "
-                f"activations and libraries besides"
+                f"trainer and each searcher {mib:.0f} MiB (one base, which policy and reference share), "
+                f"{f'a searcher {mib / 2:.0f} MiB more (to sample in bfloat16), ' * own}adapters, activations and "
+                f"libraries besides"
             )
     return found
 

@@ -23,13 +23,13 @@ from torch import Tensor
 from tba import lora, smollm
 from tba.batch import Rows, make_rows
 from tba.catalog import FRESH, MODELS, PACKAGED
+from tba.head import WORTH, Head, head_of, target_logps
 from tba.limits import FREE, Limits
 from tba.sections import LoraSettings
-from tba.settings import ArchitectureSettings, SettingsError
+from tba.settings import ArchitectureSettings
+from tba.tokenizers import character_tokenizer, subword_tokenizer
 
 V = TypeVar("V")
-
-BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +77,24 @@ class Policy:
         """Log-prob of each target, nats, zero outside completions; float32 log-softmax."""
         device = next(self.model.parameters()).device
         rows = Rows(**{f.name: getattr(rows, f.name).to(device) for f in dataclasses.fields(rows)})
+        split = split_rows(rows)
+        is_split = split.saves(rows) and takes_cache(self.model)
+        num_places = (split.place_NC if is_split else rows.target_NT).numel()
+        head = self._head_worth(num_places)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
-            if (split := split_rows(rows)).saves(rows) and takes_cache(self.model):
-                return self._logps_of_split(split, rows)
-            logits_NTV = self.model(input_ids=rows.input_NT, attention_mask=rows.attention_NT).logits
-        return self._limited_logps(logits_NTV, rows.target_NT, rows.completion_NT)
+            if is_split:
+                return self._logps_of_split(split, rows, head)
+            found = self._forward(head, input_ids=rows.input_NT, attention_mask=rows.attention_NT)
+            return self._limited_logps(found, rows.target_NT, rows.completion_NT, head)
+
+    def _head_worth(self, num_places: int) -> Head | None:
+        """The model's head, to be applied apart; None where the logits of so many places are few, or cannot be."""
+        vocabulary = getattr(self.model.config, "vocab_size", 0)
+        return head_of(self.model) if num_places * vocabulary >= WORTH else None
+
+    def _forward(self, head: Head | None, **inputs: Any) -> Tensor:
+        """[N T ...] logits of the model; with a head that is applied apart, the hidden states that it takes."""
+        return self.model(**inputs).logits if head is None else head.body(**inputs).last_hidden_state
 
     def next_logits(self, logits_NV: Tensor, place: int) -> Tensor:
         """[N V] logits of the id at `place` of each completion, with what the limits say of it."""
@@ -89,34 +102,41 @@ class Policy:
             return logits_NV
         return self.limits.of_next(logits_NV, place, torch.tensor(sorted(self.stop_ids)), self.tokenizer.eos_token_id)
 
-    def _limited_logps(self, logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        """`target_logps` of completions, whose ids `mask` marks, with what the limits say of them."""
-        if self.limits == FREE:
-            return target_logps(logits, target, mask, self.temperature)
+    def _limited_logps(self, found: Tensor, target: Tensor, mask: Tensor, head: Head | None) -> Tensor:
+        """[N T] log-probs of completions, whose ids `mask` marks, out of what `_forward` found, within the limits."""
         place = mask.long().cumsum(1) - 1
-        logits = self.limits.banned(logits, place, torch.tensor(sorted(self.stop_ids)))
-        return self.limits.forced(target_logps(logits, target, mask, self.temperature), place)
+        stop_S = torch.tensor(sorted(self.stop_ids))
+        if head is None:
+            logits = found if self.limits == FREE else self.limits.banned(found, place, stop_S)
+            logps = target_logps(logits, target, mask, self.temperature)
+        else:
+            logps_M = head.logps(
+                found[mask], target[mask], self.temperature, limits=self.limits, place_M=place[mask], stop_S=stop_S
+            )
+            logps = torch.zeros(mask.shape, dtype=logps_M.dtype, device=mask.device).masked_scatter(mask, logps_M)
+        return self.limits.forced(logps, place)
 
-    def _logps_of_split(self, split: Split, rows: Rows) -> Float[Tensor, "N T"]:
+    def _logps_of_split(self, split: Split, rows: Rows, head: Head | None) -> Float[Tensor, "N T"]:
         """`token_logps` with each distinct prompt read once, for all of its completions."""
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        last_PV = self.model(
-            input_ids=split.prompt_PT, attention_mask=split.mask_PT, position_ids=positions(split.mask_PT),
-            cache=cache, use_cache=True, logits_to_keep=1,
-        ).logits[:, -1]
-        logits_NCV = last_PV[split.prompt_N][:, None]
+        keep = {"logits_to_keep": 1} if head is None else {}
+        last_P = self._forward(
+            head, input_ids=split.prompt_PT, attention_mask=split.mask_PT, position_ids=positions(split.mask_PT),
+            cache=cache, use_cache=True, **keep,
+        )[:, -1]
+        found_NC = last_P[split.prompt_N][:, None]
         if split.input_NR.shape[1]:
             cache.batch_select_indices(split.prompt_N)
             mask_NT = torch.cat([split.mask_PT[split.prompt_N], split.mask_NR], 1)
-            rest_NRV = self.model(
-                input_ids=split.input_NR, attention_mask=mask_NT, cache=cache, use_cache=True,
+            rest_NR = self._forward(
+                head, input_ids=split.input_NR, attention_mask=mask_NT, cache=cache, use_cache=True,
                 position_ids=positions(mask_NT)[:, -split.input_NR.shape[1] :],
-            ).logits
-            logits_NCV = torch.cat([logits_NCV, rest_NRV], 1)
+            )
+            found_NC = torch.cat([found_NC, rest_NR], 1)
         target_NC, mask_NC = (x.gather(1, split.place_NC) for x in (rows.target_NT, rows.completion_NT))
-        logps_NC = self._limited_logps(logits_NCV, target_NC, mask_NC & split.inside_NC)
+        logps_NC = self._limited_logps(found_NC, target_NC, mask_NC & split.inside_NC, head)
         return torch.zeros_like(rows.target_NT, dtype=logps_NC.dtype).scatter_add(1, split.place_NC, logps_NC)
 
     @torch.no_grad()
@@ -168,6 +188,21 @@ class Policy:
         """A copy of the policy as it is now, whose parameters take gradients; of one with adapter, the adapter's."""
         return dataclasses.replace(self, model=_copied(self.model, trainable=True))
 
+    def sampling_copy(self, dtype: str) -> Policy:
+        """A frozen copy whose base computes in `dtype`; in another one than its own the base is no longer shared.
+
+        An adapter keeps its precision, so that what is loaded into it stays what was published.
+        """
+        made = self.frozen_copy()
+        if (wanted := getattr(torch, dtype)) != self.dtype:
+            _cast_base(made.model, wanted)
+        return made
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the base's weights."""
+        return next(self.model.parameters()).dtype
+
     def without_limits(self) -> Policy:
         """The same policy, free to stop anywhere: what a reference is, which says how likely a finished text is."""
         return dataclasses.replace(self, limits=FREE)
@@ -198,6 +233,16 @@ def _copied(model: Any, *, trainable: bool) -> Any:
         lora.set_trainable(made, trainable)
         return made
     return copy.deepcopy(model).requires_grad_(trainable)
+
+
+def _cast_base(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Gives `model` a base of its own in `dtype`: the tensors that it had may be those of others. Ties are kept."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for owner, module in model.named_modules():
+        for name, old in module.named_parameters(recurse=False):
+            if not lora.is_adapter_name(f"{owner}.{name}"):
+                new = made.setdefault(id(old), torch.nn.Parameter(old.detach().to(dtype), requires_grad=False))
+                setattr(module, name, new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,15 +291,6 @@ def takes_cache(model: Any) -> bool:
     """Whether the model can go on from what it has read."""
     inner = model.get_base_model() if lora.has_adapter(model) else model
     return "cache" in inspect.signature(inner.forward).parameters
-
-
-def target_logps(
-    logits: Float[Tensor, "N T V"], target: Int[Tensor, "N T"], mask: Bool[Tensor, "N T"], temperature: float
-) -> Float[Tensor, "N T"]:
-    """Log-probs of `target` under softmax(logits / temperature), nats, zero where `mask` is False."""
-    scaled = logits.float() / temperature
-    picked = scaled.gather(-1, target[..., None])[..., 0] - scaled.logsumexp(-1)
-    return torch.where(mask, picked, 0.0)
 
 
 # ---- weights in and out -------------------------------------------------------------------------------
@@ -352,51 +388,6 @@ def _folder_of(model: str) -> Path | str:
     if model in MODELS:
         return Path(str(resources.files("tba").joinpath("assets", model)))
     return smollm.model_folder(smollm.cache_root(os.environ)) if model in PACKAGED else model
-
-
-def character_tokenizer(characters: str) -> Any:
-    """A character-level tokenizer with its own pad, bos and eos; text gets one BOS in front."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    if not characters:
-        raise SettingsError(["model = new-llama or new-table needs a task that lists its characters; this has none."])
-    vocabulary = {token: number for number, token in enumerate([PAD, BOS, EOS, *dict.fromkeys(characters)])}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    inner.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS)
-
-
-def subword_tokenizer(texts: Sequence[str], size: int) -> Any:
-    """A byte-level BPE tokenizer of at most `size` tokens, trained on `texts`; text gets one BOS in front.
-
-    Words keep the space before them, so that a text cut between words has the ids of the whole one.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    if not any(texts):
-        raise SettingsError([
-            f"architecture.vocabulary = {size} needs a task whose rows have texts to train a tokenizer on; this has "
-            f"none: leave it out, or use the preference task."
-        ])
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[PAD, BOS, EOS], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    ))
-    inner.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, inner.token_to_id(BOS))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
-    )
 
 
 def _new_llama(shape: ArchitectureSettings, tokenizer: Any, seed: int) -> Any:

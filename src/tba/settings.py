@@ -53,6 +53,9 @@ class PolicySettings(Section):
     """Divides the logits of policy and reference alike."""
     autocast: Literal["none", "bfloat16"] = "none"
     """Compute precision of the trainer's forward; master weights stay float32."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """How attention is computed. On a CPU in bfloat16 `eager` is faster backward; it holds a number for each pair of
+    positions."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer; the model's own if null."""
     trust_remote_code: bool = False
@@ -84,6 +87,9 @@ class EngineSettings(Section):
 
     name: str = "transformers"
     """A key of ENGINES."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which searchers sample. In bfloat16 only the base under an adapter, which itself stays float32, and
+    digests are of it. Evaluations sample in float32."""
     adopt_every: PositiveInt | None = None
     """New tokens of a batch between two looks at the newest publication, which is adopted in the midst of the batch;
     only between batches if null. Async mode only."""
@@ -313,7 +319,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _pool_problems(s)
     yield from buffer_problems(s.buffer, s.trainer.sync_every)
     yield from _name_problems(s)
-    yield from _adoption_problems(s)
+    yield from _engine_problems(s)
     yield from _limit_problems(s)
     yield from catalog.objective_problems(s.objective)
     if s.buffer.keep_logps is False and s.objective.name in catalog.OBJECTIVES and "behaviour_logps" in catalog.reads(
@@ -413,8 +419,10 @@ def _limit_problems(s: Settings) -> Iterator[str]:
                f"search.max_new_tokens = {longest}; lower it.")
 
 
-def _adoption_problems(s: Settings) -> Iterator[str]:
+def _engine_problems(s: Settings) -> Iterator[str]:
     every, longest = s.engine.adopt_every, s.search.max_new_tokens
+    if s.engine.dtype != "float32" and not s.policy.lora.rank:
+        yield f"engine.dtype = {s.engine.dtype} is for a base under an adapter; set policy.lora.rank, or leave it out."
     if every is None:
         return
     if s.mode == "lockstep":

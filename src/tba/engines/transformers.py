@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from tba.engines.cache import roomy_cache
 from tba.engines.protocol import Pause, Sampling, draw_ids, uniforms
 from tba.engines.rows import Sampled
+from tba.head import head_of
 from tba.policy import Policy, copy_in, copy_out, positions
 from tba.records import Completion, Prompt
 
@@ -27,6 +28,7 @@ class TransformersEngine:
         """Samples with `policy`, which `load` overwrites: give the engine a copy of its own."""
         self._policy = policy
         self._device = next(self._policy.model.parameters()).device
+        self._head = None if policy.dtype == torch.float32 else head_of(policy.model)
         self._loads = 0
         self.version = 0
         self.gives_logps = True
@@ -92,11 +94,16 @@ class TransformersEngine:
 
     def _forward(self, ids_FT: Tensor, mask_FT: Tensor, cache: DynamicCache) -> Tensor:
         """Logits [F, V] of the position after the last id; `mask_FT` covers everything read so far."""
-        position_FT = positions(mask_FT)[:, -ids_FT.shape[1] :]
-        return self._policy.model(
-            input_ids=ids_FT.to(self._device), attention_mask=mask_FT.to(self._device),
-            position_ids=position_FT.to(self._device), cache=cache, use_cache=True, logits_to_keep=1,
-        ).logits[:, -1].cpu()
+        given = {
+            "input_ids": ids_FT.to(self._device), "attention_mask": mask_FT.to(self._device),
+            "position_ids": positions(mask_FT)[:, -ids_FT.shape[1] :].to(self._device),
+            "cache": cache, "use_cache": True,
+        }
+        if (head := self._head) is None:
+            return self._policy.model(**given, logits_to_keep=1).logits[:, -1].cpu()
+        # in memory of its own: a product with part of a larger tensor copies the weight for each row
+        last_FH = head.body(**given).last_hidden_state[:, -1].contiguous()
+        return head.linear(last_FH).cpu()
 
     def load(self, tensors: Mapping[str, np.ndarray[Any, Any]], version: int) -> None:
         """See `Engine.load`."""
