@@ -168,6 +168,13 @@ def test_numbers_are_flat_and_finite() -> None:
     }  # fmt: skip
 
 
+def test_names_for_mlflow_are_plain() -> None:
+    # of a level named so by the data: no way out of a folder, no empty part, none of the signs that are refused
+    assert loggers._plain("pass@1_by_level/a:b/..") == "pass_at_1_by_level/a_b/_"
+    assert loggers._plain("a//b/...c/") == "a/_/b/...c/_"
+    assert flat({m.BY_LEVEL: {"../x": {"": 1}}}) == {"pass@1_by_level/.._x/": 1}
+
+
 def test_settings_are_leaves() -> None:
     assert leaves({"a": {"b": 0.5, "c": {"d": None}}, "e": [1, "x"], "f": True, "g": "t"}) == {
         "a.b": 0.5, "a.c.d": "null", "e": '[1, "x"]', "f": True, "g": "t"}

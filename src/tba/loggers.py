@@ -81,7 +81,7 @@ def _below(path: str, value: Any) -> Iterator[tuple[str, float]]:
     if isinstance(value, Mapping):
         if len(value) <= MOST_KEYS:
             for key, item in value.items():
-                yield from _below(f"{path}/{visible(str(key))[:60]}", item)
+                yield from _below(f"{path}/{visible(str(key))[:60].replace('/', '_')}", item)
     elif isinstance(value, (list, tuple)):
         if len(value) == 2:
             yield from _below(f"{path}/low", value[0])
@@ -206,13 +206,18 @@ class Mlflow:
         """One request; names with `@`, which it has not, get `_at_`."""
         now = int(1000 * time.time())
         self._client.log_batch(self.id, metrics=[
-            self._entities.Metric(re.sub(r"[^\w/. -]", "_", name.replace("@", "_at_")), float(value), now, step)
+            self._entities.Metric(_plain(name), float(value), now, step)
             for name, value in numbers.items()
         ])
 
     def close(self, status: str) -> None:
         """Says how the run ended."""
         self._client.set_terminated(self.id, self.ENDED.get(status, "FAILED"))
+
+
+def _plain(name: str) -> str:
+    """A metric's name as MLflow takes it: no other signs than these, and no part of a path that is empty or dots."""
+    return re.sub(r"/\.*(?=/|$)", "/_", re.sub(r"[^\w/. -]", "_", name.replace("@", "_at_")))
 
 
 LOGGERS: dict[str, Callable[[Named], Logger]] = {

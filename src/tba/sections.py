@@ -1,4 +1,4 @@
-"""Branches of the settings tree about objective, adapter, reference, beta and exploration."""
+"""Branches of the settings tree about objective, adapter, reference, evaluation, loggers, exploration."""
 
 from __future__ import annotations
 
@@ -150,6 +150,25 @@ class ReferenceSettings(Section):
             yield f"reference.decay = {self.decay:g} is of reference.kind = 'ema', not {self.kind!r}; drop one of them."
         if self.kind != "reset" and self.reset_optimizer:
             yield f"reference.reset_optimizer = True goes with reference.kind = 'reset', not {self.kind!r}."
+
+
+class EvaluationSettings(Section):
+    """Held-out evaluation."""
+
+    every: NonNegativeInt = 0
+    """Steps between evaluations during training; 0: only before and after."""
+    prompts: PositiveInt = 500
+    """Held-out prompts used before and after training, at most."""
+    samples: PositiveInt = 4
+    """Completions per prompt at `policy.temperature`."""
+    during_prompts: PositiveInt = 100
+    """Held-out prompts used during training."""
+    during_samples: PositiveInt = 1
+    """Completions of each of these; two or more show diversity over time."""
+    embedder: str | None = None
+    """Folder or Hugging Face id of an encoder that `embedding_distance` is measured by; character 3-grams if null."""
+    limit_s: PositiveFloat = 600.0
+    """Seconds that an evaluation may take in async mode; one during training is then given up."""
 
 
 def _names(value: Any) -> Any:

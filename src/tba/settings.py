@@ -15,6 +15,7 @@ from tba.maths_settings import maths_problems
 from tba.preference_settings import RewardModelSettings, preference_problems
 from tba.redteam_settings import redteam_problems
 from tba.sections import (
+    EvaluationSettings,
     Fraction,
     LoggingSettings,
     LoraSettings,
@@ -156,25 +157,6 @@ class TrainerSettings(Section):
     """Steps between two that `tba buffer replay` can compute again; those skipped always can be. 0: none."""
     record_mib: PositiveInt = 256
     """MiB of recorded steps kept; beyond, the oldest go."""
-
-
-class EvaluationSettings(Section):
-    """Held-out evaluation."""
-
-    every: NonNegativeInt = 0
-    """Steps between evaluations during training; 0: only before and after."""
-    prompts: PositiveInt = 500
-    """Held-out prompts used before and after training, at most."""
-    samples: PositiveInt = 4
-    """Completions per prompt at `policy.temperature`."""
-    during_prompts: PositiveInt = 100
-    """Held-out prompts used during training."""
-    during_samples: PositiveInt = 1
-    """Completions of each of these; two or more show diversity over time."""
-    embedder: str | None = None
-    """Folder or Hugging Face id of an encoder that `embedding_distance` is measured by; character 3-grams if null."""
-    limit_s: PositiveFloat = 600.0
-    """Seconds that an evaluation may take in async mode; one during training is then given up."""
 
 
 class CheckpointSettings(Section):

@@ -65,7 +65,7 @@ def _place(table: Table) -> str:
 def _each_k(row: Row) -> dict[int, Any]:
     """pass@k by k, as an evaluation has it."""
     each = mapping(row.get(metrics.PASS_EACH))
-    return {int(k): share for k, share in each.items() if k.isascii() and k.isdigit() and len(k) < 10}
+    return {int(k): share for k, share in each.items() if k.isascii() and k.isdigit() and len(k) < 10 and int(k)}
 
 
 def _by_k(evaluations: Sequence[Row], ks: Sequence[int]) -> list[dict[str, Any]]:
