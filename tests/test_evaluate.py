@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,9 +22,11 @@ from tba.evaluate import Evaluation, Evaluator
 from tba.leases import completion_seed
 from tba.policy import Policy, copy_out
 from tba.records import Completion, Prompt
+from tba.rewards.functions import Failure
 from tba.settings import TaskSettings
 from tba.tasks.enumerable import Enumerable, log_target
 from tba.tasks.protocol import Task
+from tba.tasks.redteam import Attack
 
 BETA = 0.7
 SEED = 12
@@ -247,6 +249,36 @@ def test_levels_and_votes_against_a_count_by_hand() -> None:
     }  # fmt: skip
     assert levels["easy"]["interval"] == bootstrap([shares[0], shares[2]], SEED)
     m.to_json(found)
+
+
+class Attacking(Marks):
+    """The same marks; every completion is an attack, without its last character."""
+
+    trained: ClassVar[list[str]] = ["judge"]
+    unseen: ClassVar[list[str]] = []
+    victims: ClassVar[list[str]] = ["victim"]
+    modes: tuple[str, ...] = ()
+    embedder = None
+    similarity = 0.9
+
+    def attack_of(self, completion: Completion) -> str:
+        return completion.text[:-1]
+
+    def attacks(self, texts: Sequence[str], judges: Sequence[str], victim: str = "victim") -> list[Attack | Failure]:
+        return [Attack(text=text, answers=("",), chances=dict.fromkeys(judges, (0.25,))) for text in texts]
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_all_attacks_of_an_audit_are_completions_of_one_prompt(samples: int) -> None:
+    evaluator = make_evaluator(table_policy(9), table_policy(2), Attacking())
+    found = evaluator.evaluate(copy_out(table_policy(1).model), 7, prompts=3, samples=samples, beta=0.0).metrics
+    said = [c for completions in sampled(1, samples, 0.7) for c in completions]
+    attacks = [c.text[:-1] for c in said]
+    assert found[m.DISTINCT] == len({c.tokens for c in said}) / len(said)
+    assert found[m.SELF_BLEU] == pytest.approx(self_bleu([[c.tokens for c in said]], SEED))
+    assert found[m.EFFECTIVE] == pytest.approx(effective(attacks))
+    assert found[m.EMBEDDING_DISTANCE] == pytest.approx(embedding_distance([attacks], Embedder(None)))
+    assert (m.PASS_K in found) == (samples > 1)
 
 
 class Tenths(Marks):
