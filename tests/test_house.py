@@ -90,9 +90,10 @@ OWNERS = {
     "latex2sympy2_extended": ("rewards/answers/symbolic.py",),
     "sympy": ("rewards/answers/symbolic.py",),
     "mpmath": ("rewards/answers/values.py",),
-    "wandb": (),
-    "trackio": (),
-    "tensorboard": (),
+    "wandb": ("loggers*",),
+    "trackio": ("loggers*",),
+    "tensorboard": ("loggers*",),
+    "mlflow": ("loggers*",),
 }
 """Heavy or wide imports and the rooms that own them, lazy imports included."""
 
@@ -108,6 +109,7 @@ MUTABLE_DATACLASSES = {
 BROAD_HANDLERS = {
     "rewards/*": (99, "the scoring boundary: whatever a scorer does becomes a recorded outcome"),
     "cli*": (1, "the top boundary: any failure becomes exit code 1 and a message"),
+    "loggers.py": (1, "a logger is others' code and network: whatever it fails with becomes one note"),
     "evaluations.py": (1, "the end of a thread: whatever an evaluation fails with is raised by who takes it"),
     "run.py": (1, "the end of a run: any failure becomes its summary, status failed, and the exit code"),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tba.catalog import ENGINES, OBJECTIVES, make, reads
 from tba.comparison import Compares
+from tba.embeddings import Embedder
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
@@ -174,9 +175,12 @@ def make_exploration(settings: Settings) -> Exploration:
 def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> Evaluator:
     """An evaluator with its own copies of policy and reference; `policy` is the start policy."""
     own, reference = policy.frozen_copy(), policy.without_adapter()
-    return Evaluator(
+    evaluator = Evaluator(
         policy=own, engine=make_engine(settings, own), reference=reference, task=questions.task,
         prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
         prior=settings.final_prior,
         reference_engine=make_engine(settings, reference) if isinstance(questions.task, Compares) else None,
     )
+    if settings.evaluation.embedder is not None:
+        evaluator.embed = Embedder(settings.evaluation.embedder)
+    return evaluator

@@ -44,21 +44,25 @@ const charts = (function () {
   }
 
   function drawLines(spec, axisName) {
-    const along = spec.x === "wall_s" ? "wall_s" : axisName;
+    const isOverK = spec.x === "k";
+    const along = spec.x === "wall_s" ? "wall_s" : isOverK ? "step" : axisName;
     const [unit, seconds] = timeUnit(spec.lines.map((line) => line.table));
     const traces = spec.lines.map((line) => {
       const table = columns[line.table];
       const x = along === "wall_s" ? table.wall_s.map((s) => s === null ? null : s / seconds) : table.step;
       const shade = colour("line-" + line.style % 4);
+      const pattern = (line.style + Math.floor(line.style / 4)) % 4;
       return {
         type: "scatter", name: plain(line.name), x: x, y: table[line.y], connectgaps: true, opacity: line.raw && spec.lines.length > 1 ? 0.6 : 1,
-        mode: line.marks ? "lines+markers" : "lines", marker: { size: 7, symbol: symbols[line.style % 4], color: shade },
-        line: { color: shade, width: line.raw ? 1.5 : 2, dash: dashes[line.style % 4] },
+        mode: line.marks ? "lines+markers" : "lines", marker: { size: 7, symbol: symbols[pattern], color: shade },
+        line: { color: shade, width: line.raw ? 1.5 : 2, dash: dashes[pattern] },
         hovertemplate: "%{y:.4~g}"
       };
     });
     const y = axis(spec.unit, spec.share ? { range: [-0.02, 1.02] } : { rangemode: spec.zero ? "tozero" : "normal" });
-    const x = axis(along === "wall_s" ? "time (" + unit + ")" : "step", { hoverformat: along === "wall_s" ? ".1f" : "" });
+    const x = isOverK
+      ? axis("k (completions)", { type: "log", tickvals: [...new Set(traces.flatMap((trace) => trace.x))] })
+      : axis(along === "wall_s" ? "time (" + unit + ")" : "step", { hoverformat: along === "wall_s" ? ".1f" : "" });
     return [traces, layout(x, y, { showlegend: spec.lines.length > 1 })];
   }
 

@@ -22,8 +22,11 @@ FIRST_BYTES = 4096
 """Of a page, in which the mark is looked for."""
 PREFERRED = (metrics.WIN_RATE, metrics.PASS_1, metrics.EVAL_REWARD)
 """What runs are compared by if nothing is said: the first that they have."""
-SHOWN = (metrics.EVAL_KL, metrics.EVAL_REWARD, metrics.PERPLEXITY, metrics.DISTINCT, metrics.EVAL_LENGTH)
+SHOWN = (metrics.EVAL_KL, metrics.EVAL_REWARD, metrics.PERPLEXITY, metrics.EFFECTIVE, metrics.DISTINCT,
+         metrics.SELF_BLEU, metrics.EVAL_LENGTH)
 """Columns of the terminal's table besides the metric, as far as a run has them."""
+DIVERSITY = (metrics.EFFECTIVE, metrics.DISTINCT, metrics.DISTINCT_2, metrics.EMBEDDING_DISTANCE, metrics.SELF_BLEU)
+"""Drawn against step, as far as a run has them."""
 NOT_FIGURES = {metrics.EVAL_STEP, metrics.WALL, metrics.STEP, metrics.VERSION, metrics.SAMPLES, metrics.PROMPTS,
                metrics.EVAL_SEED}
 """Numbers that say how was evaluated, not what came of it."""
@@ -147,6 +150,7 @@ def drawings(sides: Sequence[Side], metric: str | None) -> list[Drawing]:
     )]
     curves = [
         (metric, metrics.EVAL_STEP, "Held-out"), (metrics.EVAL_KL, metrics.EVAL_STEP, "Held-out"),
+        *((name, metrics.EVAL_STEP, "Diversity") for name in DIVERSITY if name != metric),
         (metrics.REWARD, metrics.STEP, "Training"), (metrics.KL, metrics.STEP, "Training"),
         (metrics.AGE_MEAN, metrics.STEP, "Training"),
     ]
