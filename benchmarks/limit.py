@@ -66,7 +66,9 @@ def products(shape: Mapping[str, int], *, places: int, attended: int, heads: int
     return passes * (layers * places * (linear + attention) + heads * width * shape["vocab_size"])
 
 
-def training(shape: Mapping[str, int], *, tokens: int, length: int, rank: int, autocast: str, rate: float) -> dict[str, Any]:
+def training(
+    shape: Mapping[str, int], *, tokens: int, length: int, rank: int, autocast: str, rate: float
+) -> dict[str, Any]:
     """A step of `tokens`: measured, its limit, and how much of it is the model's work."""
     from tba.assembly import make_policy, make_task_of
     from tba.trainer import Trainer
@@ -129,7 +131,7 @@ def sampling(shape: Mapping[str, int], *, prompts: int, length: int, dtype: str,
 
 
 def growth(shape: Mapping[str, int], rate: float, scale: float) -> list[dict[str, Any]]:
-    """Steps of equal token counts with longer completions, and of larger vocabularies, beside what the count predicts."""
+    """Steps of equal token counts with longer completions, and of larger vocabularies, beside what the count says."""
     lines = []
     tokens = int(8192 * scale)
     for length in (128, 512, 2048):
@@ -197,7 +199,9 @@ def measured(parts: list[str], layers: int, scale: float) -> dict[str, Any]:
         ]
     if "sampling" in parts:
         found["sampling"] = [
-            {"dtype": dtype, **sampling(shape, prompts=max(1, int(8 * scale)), length=32, dtype=dtype, rate=rates[dtype])}
+            {"dtype": dtype, **sampling(
+                shape, prompts=max(1, int(8 * scale)), length=32, dtype=dtype, rate=rates[dtype]
+            )}
             for dtype in ("float32", "bfloat16")
         ]
     if "growth" in parts:

@@ -32,7 +32,6 @@ app = typer.Typer(
 )
 
 
-
 class Runs(Protocol):
     """A run that can be executed."""
 
