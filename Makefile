@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: make demo | test | bars | check | clean.
+# Everything a fresh machine needs: make demo | test | bars | check | site | clean.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +9,7 @@ TEST := $(VENV)/.test-installed
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test bars check clean
+.PHONY: demo test bars check site clean
 
 # A venv that does not run, or that holds another checkout's tba, is set up anew.
 HOLDS_US = import os, tba; raise SystemExit(not os.path.samefile(os.path.dirname(tba.__file__), "src/tba"))
@@ -30,6 +30,9 @@ bars: $(TEST)
 check: $(TEST)
 	@$(PY) -m ruff check --quiet --output-format concise
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
+
+site: $(TEST)
+	@$(PY) -m sphinx -q -W -b html docs build/site && echo build/site/index.html
 
 clean:
 	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

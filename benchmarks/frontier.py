@@ -29,12 +29,13 @@ from posterior import LateStore
 from tba import assembly
 from tba import metrics as m
 from tba.depot import Depot
+from tba.diversity import distinct_n
 from tba.engines.protocol import Sampling
 from tba.estimates import Z_95
 from tba.leases import completion_seed
 from tba.loop import lockstep
 from tba.policy import Policy
-from tba.preference_metrics import distinct_n, mean_with_error, perplexity, perplexity_diluted, sampled_kl, win_rate
+from tba.preference_metrics import mean_with_error, perplexity, perplexity_diluted, sampled_kl, win_rate
 from tba.reading import read_settings
 from tba.records import Prompt
 from tba.rewards.functions import Score

@@ -51,6 +51,21 @@ def test_the_table_of_two_runs(two: list[Path]) -> None:
     assert second == ["second", "done", "rloo", "0.07", "5", "9", "12.5 s", "-", "4.500", "0.8750"]
 
 
+def test_diversity_is_drawn_where_a_run_has_it(two: list[Path]) -> None:
+    titles = [drawn.title for drawn in compare.drawings(compare.read_sides(two), "reward")]
+    assert not any("Diversity" in title for title in titles)
+    with (two[1] / "metrics.jsonl").open("a") as file:
+        for version, value in ((0, 3.5), (4, 2.25)):
+            file.write(json.dumps({"eval/version": version, "effective_answers": value, "self_bleu": value / 8}) + "\n")
+    sides = compare.read_sides(two)
+    assert "effective_answers" in compare.table(sides, "reward")[0]
+    drawn = {drawn.title: drawn for drawn in compare.drawings(sides, "reward")}
+    assert {t for t in drawn if "Diversity" in t} == {"Diversity: effective_answers", "Diversity: self_bleu"}
+    (trace,) = drawn["Diversity: effective_answers"].traces
+    assert trace.run == 1
+    assert "Diversity: self_bleu" not in [d.title for d in compare.drawings(sides, "self_bleu")]  # drawn first
+
+
 def test_a_run_without_summary_is_told_by_its_evaluations(two: list[Path]) -> None:
     (two[1] / "summary.json").unlink()
     (two[1] / "config.yaml").unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ import torch
 from support import STOP, make_prompt, table_policy
 from tba import evaluate as room
 from tba import metrics as m
+from tba.diversity import effective, effective_answers, embedding_distance, self_bleu
+from tba.embeddings import Embedder
 from tba.engines.protocol import Sampling
 from tba.engines.table import TableEngine
 from tba.estimates import bootstrap, pass_at_k, wilson
@@ -20,9 +22,11 @@ from tba.evaluate import Evaluation, Evaluator
 from tba.leases import completion_seed
 from tba.policy import Policy, copy_out
 from tba.records import Completion, Prompt
+from tba.rewards.functions import Failure
 from tba.settings import TaskSettings
 from tba.tasks.enumerable import Enumerable, log_target
 from tba.tasks.protocol import Task
+from tba.tasks.redteam import Attack
 
 BETA = 0.7
 SEED = 12
@@ -128,6 +132,11 @@ def test_every_number_against_a_count_by_hand() -> None:
         m.EVAL_ENTROPY: -math.fsum(c.logp for _, c in flat) / 15,
         m.EVAL_LENGTH: sum(len(c.tokens) for _, c in flat) / 15,
         m.DISTINCT: sum(len({c.tokens for c in cs}) for cs in answers) / 15,
+        m.DISTINCT_1: len({id for _, c in flat for id in c.tokens}) / sum(len(c.tokens) for _, c in flat),
+        m.DISTINCT_2: len({c.tokens for _, c in flat if len(c.tokens) == 2}) / sum(len(c.tokens) == 2 for _, c in flat),
+        m.SELF_BLEU: self_bleu([[c.tokens for c in cs] for cs in answers], SEED),
+        m.EMBEDDING_DISTANCE: embedding_distance([[c.text for c in cs] for cs in answers], Embedder(None)),
+        m.EFFECTIVE: math.fsum(effective([c.text for c in cs]) for cs in answers) / 3,
         m.PASS_1_GREEDY: sum(
             cs[0].tokens[0] % 2 == 0 and not (p.id == "b" and cs[0].finish == "length")
             for p, cs in zip(PROMPTS, greedy, strict=True)
@@ -148,7 +157,8 @@ def test_every_number_against_a_count_by_hand() -> None:
 
 def test_one_completion_says_nothing_of_several() -> None:
     one, two = evaluate(samples=1).metrics, evaluate(samples=2).metrics
-    assert two.keys() - one.keys() == {m.PASS_K, m.PASS_EACH, m.DISTINCT}
+    assert two.keys() - one.keys() == {
+        m.PASS_K, m.PASS_EACH, m.DISTINCT, m.DISTINCT_1, m.DISTINCT_2, m.SELF_BLEU, m.EMBEDDING_DISTANCE, m.EFFECTIVE}
     assert one.keys() < two.keys()
 
 
@@ -217,7 +227,7 @@ LEVELS = [
 def test_levels_and_votes_against_a_count_by_hand() -> None:
     evaluator = make_evaluator(table_policy(9), table_policy(2), Levels(), LEVELS)
     found = evaluator.evaluate(copy_out(table_policy(1).model), 7, prompts=3, samples=5, beta=BETA).metrics
-    shares, votes = [], []
+    shares, votes, answers = [], [], []
     for prompt, completions in zip(LEVELS, sampled(1, 5, 0.7), strict=True):
         firsts = [c.tokens[0] for c in completions]
         rights = [c.tokens[0] % 2 == 0 and not (prompt.id == "b" and c.finish == "length") for c in completions]
@@ -229,6 +239,8 @@ def test_levels_and_votes_against_a_count_by_hand() -> None:
         most = max(map(len, groups.values()))
         tied = [g[0] for g in groups.values() if len(g) == most]
         votes.append(sum(tied) / len(tied))
+        answers.append([0 if first == 4 else None if first == STOP else first for first in firsts])
+    assert found[m.EFFECTIVE] == pytest.approx(effective_answers(answers))
     assert found[m.MAJ_K] == pytest.approx(sum(votes) / 3)
     assert found[m.MAJ_INTERVAL] == bootstrap(votes, SEED)
     levels = found[m.BY_LEVEL]
@@ -237,6 +249,36 @@ def test_levels_and_votes_against_a_count_by_hand() -> None:
     }  # fmt: skip
     assert levels["easy"]["interval"] == bootstrap([shares[0], shares[2]], SEED)
     m.to_json(found)
+
+
+class Attacking(Marks):
+    """The same marks; every completion is an attack, without its last character."""
+
+    trained: ClassVar[list[str]] = ["judge"]
+    unseen: ClassVar[list[str]] = []
+    victims: ClassVar[list[str]] = ["victim"]
+    modes: tuple[str, ...] = ()
+    embedder = None
+    similarity = 0.9
+
+    def attack_of(self, completion: Completion) -> str:
+        return completion.text[:-1]
+
+    def attacks(self, texts: Sequence[str], judges: Sequence[str], victim: str = "victim") -> list[Attack | Failure]:
+        return [Attack(text=text, answers=("",), chances=dict.fromkeys(judges, (0.25,))) for text in texts]
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_all_attacks_of_an_audit_are_completions_of_one_prompt(samples: int) -> None:
+    evaluator = make_evaluator(table_policy(9), table_policy(2), Attacking())
+    found = evaluator.evaluate(copy_out(table_policy(1).model), 7, prompts=3, samples=samples, beta=0.0).metrics
+    said = [c for completions in sampled(1, samples, 0.7) for c in completions]
+    attacks = [c.text[:-1] for c in said]
+    assert found[m.DISTINCT] == len({c.tokens for c in said}) / len(said)
+    assert found[m.SELF_BLEU] == pytest.approx(self_bleu([[c.tokens for c in said]], SEED))
+    assert found[m.EFFECTIVE] == pytest.approx(effective(attacks))
+    assert found[m.EMBEDDING_DISTANCE] == pytest.approx(embedding_distance([attacks], Embedder(None)))
+    assert (m.PASS_K in found) == (samples > 1)
 
 
 class Tenths(Marks):

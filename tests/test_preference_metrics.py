@@ -13,7 +13,6 @@ from tba.preference_metrics import (
     Estimate,
     WinRate,
     calibration,
-    distinct_n,
     mean_with_error,
     perplexity,
     perplexity_diluted,
@@ -105,16 +104,6 @@ def test_kl_in_both_directions_is_that_of_the_distributions() -> None:
         assert abs(found.value - exact) < 4 * found.error
         deviation = math.sqrt(sum(a * math.log(a / b) ** 2 for a, b in zip(mine, other, strict=True)) - exact**2)
         assert found.error == pytest.approx(deviation / math.sqrt(4000), rel=0.05)
-
-
-def test_distinct_n_grams_by_hand() -> None:
-    texts = [["a", "b", "a", "b"], ["a", "b"], ["c"]]
-    assert distinct_n(texts, 1) == 3 / 7
-    assert distinct_n(texts, 2) == 2 / 4  # ab, ba, ab; ab
-    assert distinct_n(texts, 4) == 1.0
-    assert math.isnan(distinct_n(texts, 5))
-    with pytest.raises(ValueError, match="distinct-0"):
-        distinct_n(texts, 0)
 
 
 def test_calibration_by_hand() -> None:

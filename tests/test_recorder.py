@@ -17,6 +17,7 @@ from support import STOP, llama_policy, make_draw, make_prompt, make_settings, m
 from tba import metrics as m
 from tba.batch import Batch, collate
 from tba.buffer.entries import Draw
+from tba.newest import Newest
 from tba.policy import Policy
 from tba.recorder import FILES, FOLDER, TOGETHER, Entered, Recorder, Source, recorded_steps, rows_of_step
 from tba.trainer import Trainer, TrainingFailedError
@@ -29,11 +30,13 @@ def recorder_of(run: Path, *, every: int = 1, max_mib: int = 8, keeps_logps: boo
     return Recorder(run / FOLDER, every=every, max_mib=max_mib, keeps_logps=keeps_logps)
 
 
-def make_trainer(policy: Policy, recorder: Recorder | None, *, objective: str = "grpo", **trainer: Any) -> Trainer:
+def make_trainer(
+    policy: Policy, recorder: Recorder | None, *, objective: str = "grpo", newest: Newest | None = None, **trainer: Any
+) -> Trainer:
     options = {"learning_rate": 0.01, "clip_norm": None, "groups_per_step": 5, "group_size": 4, "steps": 20,
                "sync_every": 2}  # fmt: skip
     chosen = make_settings(objective={"beta": BETA, "name": objective}, trainer={**options, **trainer})
-    return Trainer(policy, chosen, recorder)
+    return Trainer(policy, chosen, recorder, newest)
 
 
 def sources_of(draws: Sequence[Draw]) -> list[Source]:

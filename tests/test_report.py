@@ -388,6 +388,37 @@ def test_broken_files_become_notes(tmp_path: Path, name: str, state: str) -> Non
     assert built
 
 
+def test_diversity_and_full_marks_within_k_stand_beside_reward(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    plain = {chart.id for chart in charts.build(read.read_run(run))[0]}
+    assert "diversity" in plain  # its `distinct` alone
+    assert plain.isdisjoint({"effective", "pass_k", "pass_each"})
+    several = [
+        {"eval/version": version, "pass@each": {"1": 0.1 + at, "2": 0.2 + at, "4": 0.3 + at, "x": 1, "9" * 5000: 1},
+         "distinct_1": 0.5, "distinct_2": 0.6, "self_bleu": 0.7, "embedding_distance": 0.8, "effective_answers": 2 + at}
+        for version, at in ((0, 0.0), (8, 0.25), (20, 0.5))
+    ]  # fmt: skip
+    lines(run / "metrics.jsonl", several)
+    built, columns = charts.build(read.read_run(run))
+    found = {chart.id: chart for chart in built}
+    assert [line["name"] for line in found["diversity"].spec["lines"]] == [
+        "distinct-1", "distinct-2", "embedding distance", "self-BLEU"]
+    assert [line["style"] for line in found["diversity"].spec["lines"]] == [1, 2, 3, 4]
+    assert found["effective"].caption.endswith("effective answers 2.500 at version 20 (first 2).")
+    assert columns["k"]["step"] == [1, 2, 4]
+    assert columns["k"]["start"] == [0.1, 0.2, 0.3]
+    assert columns["k"]["final"] == pytest.approx([0.6, 0.7, 0.8])
+    assert found["pass_k"].spec["x"] == "k"
+    assert found["pass_k"].caption.endswith(
+        "start 0.3000 at k = 4 (first 0.1000); final 0.8000 at k = 4 (first 0.6000).")
+    assert [line["name"] for line in found["pass_each"].spec["lines"]] == ["k = 1", "k = 2", "k = 4"]
+    assert columns["eval"]["pass@each:4"] == pytest.approx([0.3, 0.55, 0.8])
+    lines(run / "metrics.jsonl", several[:1])  # one evaluation so far: a start, and no end
+    built, columns = charts.build(read.read_run(run))
+    assert "final" not in columns["k"] or columns["k"]["final"] == [None] * 3
+    assert [line["name"] for line in next(c for c in built if c.id == "pass_k").spec["lines"]] == ["start"]
+
+
 def test_empty_run_gives_a_page(tmp_path: Path) -> None:
     page = report_of(tmp_path)
     assert all(name in page.text for name in FILES)

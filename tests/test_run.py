@@ -129,6 +129,7 @@ def test_fewer_prompts_than_a_step_wants_still_make_steps(tmp_path: Path):  # ca
 def test_the_run_directory_holds_what_is_promised(whole: Path):
     names = {p.name for p in whole.iterdir()}
     assert names >= {"config.yaml", "metrics.jsonl", "ledger.json", "checkpoints", "final", "report.html"}
+    assert "newest.json" in names
     assert not [name for name in names if "partial" in name]
     assert [step for step, _ in checkpoint.complete(whole)] == [80, 96]
     assert {p.name for p in (whole / "final").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}

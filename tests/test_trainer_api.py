@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -446,3 +447,48 @@ def test_the_code_of_the_page_runs(model: str, tmp_path: Path, monkeypatch: pyte
 def test_the_page_of_fields_is_generated() -> None:
     page = (ROOT / "docs" / "trl_fields.md").read_text("utf-8")
     assert page == table(), "write tba.trainer_api.fields.table() to docs/trl_fields.md"
+
+
+# ---- loggers -----------------------------------------------------------------------------------
+
+LOGGER = '''
+calls = []
+
+class Run:
+    def log(self, row, step):
+        calls.append((step, row))
+    def finish(self):
+        calls.append("finished")
+
+def init(**given):
+    calls.append(given)
+    return Run()
+'''
+
+
+def test_report_to_goes_to_the_same_loggers_as_a_recipe_s(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packages" / "trackio").mkdir(parents=True)
+    (tmp_path / "packages" / "trackio" / "__init__.py").write_text(LOGGER, "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    import trackio  # type: ignore[import-not-found]
+
+    args = config(tmp_path, report_to=["trackio"], run_name="mine", project="ours", trackio_space_id="me/space")
+    TBATrainer(model=model, reward_funcs=reward, args=args, train_dataset=ROWS).train()
+    del sys.modules["trackio"]
+    begun, *rows, ended = trackio.calls
+    assert (begun["project"], begun["name"], begun["space_id"]) == ("ours", "mine", "me/space")
+    assert settings_of(tmp_path)["logging"] == {
+        "report_to": ["trackio"], "project": "ours", "name": "mine", "space": "me/space"}
+    assert [(step, row["train/reward"]) for step, row in rows] == [
+        (line["step"], line["train/reward"]) for line in steps_of(tmp_path)]
+    assert ended == "finished"
+
+
+def test_a_logger_that_is_not_installed_is_refused_with_the_way_to_get_it(model: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("trackio") is not None:
+        pytest.skip("trackio is installed here")
+    with pytest.raises(SettingsError, match=r"names trackio, which is not .*pip install trackio"):
+        TBATrainer(model=model, reward_funcs=reward, args=config(tmp_path, report_to="trackio"), train_dataset=ROWS)

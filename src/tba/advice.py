@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tba import metrics as m
 from tba.settings import Settings
 
 IDLE_TRAINER = 0.1
@@ -28,6 +29,18 @@ class Times:
     """training (forward, backward and optimizer), drawing (waiting for a batch in the making), publishing, idle."""
     searchers: Mapping[str, float]
     """sampling, scoring, reference (its log-probs), loading (weights), idle; over all searchers."""
+
+
+def spent_in(step: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of the trainer's time before and in a step, by the names that a summary's `trainer` has for their sums.
+
+    Drawing is the part of the wait in which the batch was in the making.
+    """
+    return {
+        "wait_s": step[m.WAIT_SECONDS],
+        "draw_s": min(step[m.WAIT_SECONDS], step[m.DRAW_SECONDS] + step[m.COLLATE_SECONDS]),
+        "publish_s": step.get(m.PUBLISH_SECONDS, 0.0), "step_s": step[m.STEP_SECONDS],
+    }
 
 
 def times_of(summary: Mapping[str, Any]) -> Times:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from tba.catalog import ENGINES, OBJECTIVES, make, reads
 from tba.comparison import Compares
+from tba.embeddings import Embedder
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
 from tba.exploration import Exploration
 from tba.limits import Limits
+from tba.newest import Newest
 from tba.policy import Policy, load_policy
 from tba.recorder import FOLDER, Recorder
 from tba.records import Completion, Prompt
@@ -153,6 +155,11 @@ def make_recorder(settings: Settings, run_dir: Path | None) -> Recorder | None:
     )
 
 
+def make_newest(policy: Policy, run_dir: Path | None) -> Newest | None:
+    """What shows a few completions of each batch to who watches; None if there is no run directory."""
+    return None if run_dir is None else Newest(run_dir, policy.decode)
+
+
 def make_exploration(settings: Settings) -> Exploration:
     """How searchers sample; where a range is not drawn from, they sample as the policy would."""
     temperature, top_p = settings.sampling_temperature, settings.search.top_p
@@ -168,9 +175,12 @@ def make_exploration(settings: Settings) -> Exploration:
 def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> Evaluator:
     """An evaluator with its own copies of policy and reference; `policy` is the start policy."""
     own, reference = policy.frozen_copy(), policy.without_adapter()
-    return Evaluator(
+    evaluator = Evaluator(
         policy=own, engine=make_engine(settings, own), reference=reference, task=questions.task,
         prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
         prior=settings.final_prior,
         reference_engine=make_engine(settings, reference) if isinstance(questions.task, Compares) else None,
     )
+    if settings.evaluation.embedder is not None:
+        evaluator.embed = Embedder(settings.evaluation.embedder)
+    return evaluator

@@ -42,7 +42,7 @@ class Audit:
 
     def __init__(self, task: Audits) -> None:
         """Attacks are compared as the task says."""
-        self._task, self._embed, self._similarity = task, Embedder(task.embedder), task.similarity
+        self._task, self.embed, self._similarity = task, Embedder(task.embedder), task.similarity
 
     def of(self, completions: Sequence[Completion], *, is_last: bool) -> dict[str, Any]:
         """Metrics of attacks that were sampled from the policy; with `is_last` also what other judges and victims say.
@@ -58,7 +58,7 @@ class Audit:
         if not attacks:
             return said
         works = [attack.chance(task.trained) > SUCCESS for attack in attacks]
-        vectors = self._embed([attack.text for attack in attacks])
+        vectors = self.embed([attack.text for attack in attacks])
         working = [at for at, is_working in enumerate(works) if is_working]
         said |= {
             m.ATTACK_SUCCESS: sum(works) / len(works), m.ATTACK_INTERVAL: wilson(sum(works), len(works)),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
-from tba import control, jobs
+from tba import control, jobs, loggers
 from tba.metrics import Say, finite
 from tba.reading import built_in_recipes, read_settings
 from tba.records import visible
@@ -30,7 +30,6 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False,
     help="Asynchronous post-training of language models with trajectory balance.",
 )
-
 
 
 class Runs(Protocol):
@@ -53,7 +52,7 @@ def train(words: Words = None, run: RunOption = None, as_json: AsJson = False) -
     started = time.perf_counter()
     recipe, overrides = split_words(words or [])
     directory = run or default_run_directory(recipe)
-    settings = checked(recipe, overrides, directory)
+    settings = loggers.in_project(checked(recipe, overrides, directory, logs=True), Path(recipe).stem)
 
     def make(say: Say) -> Runs:
         from tba.run import Run, RunDirectory
@@ -74,7 +73,7 @@ def resume(run: RunPath, as_json: AsJson = False) -> None:
     """Go on from the newest complete checkpoint of a run."""
     started = time.perf_counter()
     settings = jobs.settings_of(run)
-    if missing := jobs.lacking(settings):
+    if missing := jobs.lacking(settings, logs=True):
         raise SettingsError(missing)
 
     def make(say: Say) -> Runs:
@@ -135,7 +134,7 @@ def reward_model(words: Words = None, run: RunOption = None, as_json: AsJson = F
 def check(words: Words = None) -> None:
     """Refuse what can be refused before a model loads; print the batch and memory arithmetic."""
     recipe, overrides = split_words(words or [])
-    settings = checked(recipe, overrides, fetches=False)
+    settings = checked(recipe, overrides, fetches=False, logs=True)
     data = jobs.data_of(settings)
     _print_table({**jobs.arithmetic_of(settings), **data})
     print(f"{recipe}: nothing is wrong that can be seen without loading the model.")
@@ -293,6 +292,29 @@ def searchers(
 
 
 @app.command()
+def watch(
+    run: RunPath,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Default 7860, or a free one.")] = None,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show it here instead of in a browser.")] = False,
+) -> None:
+    """Watch a run, under way or ended, on a live page of this machine; Ctrl-C ends the watching."""
+    from tba.watch.follower import check_run
+
+    check_run(run)
+    try:
+        if terminal:
+            from tba.watch.terminal import show
+
+            show(run)
+        else:
+            from tba.watch.server import serve
+
+            serve(run, port, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        raise typer.Exit(DONE) from None
+
+
+@app.command()
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write; its last word names the task.")],
 ) -> None:
@@ -343,11 +365,13 @@ def default_run_directory(recipe: str) -> Path:
 
 
 def checked(
-    recipe: str, overrides: list[str], directory: Path | None = None, *, scores: bool = True, fetches: bool = True
+    recipe: str, overrides: list[str], directory: Path | None = None, *, scores: bool = True, fetches: bool = True,
+    logs: bool = False,
 ) -> Settings:
     """The settings, with everything refused that can be refused before a model loads.
 
-    `scores`: rewards are needed; `fetches`: what is not on this machine may be fetched to look at it.
+    `scores`: rewards are needed; `fetches`: what is not on this machine may be fetched to look at it; `logs`: loggers
+    are needed.
 
     Raises:
         SettingsError: with all that is wrong.
@@ -364,7 +388,7 @@ def checked(
             f"tba resume {directory}"
         )
     settings = read_settings(recipe, overrides, problems)
-    if missing := jobs.lacking(settings, scores=scores, fetches=fetches):
+    if missing := jobs.lacking(settings, scores=scores, fetches=fetches, logs=logs):
         raise SettingsError(missing)
     return settings
 

@@ -10,7 +10,7 @@ from tba import metrics as m
 from tba.engines.protocol import Engine, Sampling
 from tba.leases import completion_seed
 from tba.policy import Policy
-from tba.preference_metrics import distinct_n, perplexity, perplexity_diluted, sampled_kl, win_rate
+from tba.preference_metrics import perplexity, perplexity_diluted, sampled_kl, win_rate
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
 from tba.tasks.protocol import Task, outcomes
@@ -51,8 +51,6 @@ class Comparison:
         return {
             m.WIN_RATE: won.rate, m.WIN_LOW: won.low, m.WIN_HIGH: won.high, m.WIN_TIES: won.ties,
             m.EVAL_KL_ERROR: sampled_kl([c.logp for c in flat], ref_logps, owners).error,
-            m.DISTINCT_1: distinct_n([c.tokens for c in flat], 1),
-            m.DISTINCT_2: distinct_n([c.tokens for c in flat], 2),
         }
 
     def greedy(self, prompts: Sequence[Prompt], scored: Scored) -> dict[str, Any]:

@@ -19,8 +19,7 @@ WANTED = {
     "reasoning-gym": "task.families (pip install 'tba[maths]')",
     "gguf": "model smollm2-135m (pip install 'tba[smollm2]')",
     "trl": "comparing scripts with TRL's own",
-    "tensorboard": "report_to='tensorboard'", "wandb": "report_to='wandb'", "mlflow": "report_to='mlflow'",
-    "trackio": "report_to='trackio'",
+    **{name: f"logging.report_to=[{name}]" for name in ("tensorboard", "wandb", "mlflow", "trackio")},
 }
 """Packages that something needs, and what does."""
 FREE_DISK_GIB = 5.0

@@ -1,6 +1,6 @@
 """Texts as unit vectors, how far apart they are, and which of them are of one kind."""
 
-# Shape legend: N texts, D dimensions, T positions.
+# Shape legend: N texts, D dimensions, T positions, G 3-grams.
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ DIMENSIONS = 512
 """Of hashed 3-grams."""
 BATCH = 64
 """Texts that an encoder reads at once."""
+HASHED = 1024
+"""Texts whose 3-grams are counted at once."""
 
 
 class Embedder:
@@ -29,7 +31,10 @@ class Embedder:
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
         """[N D] vectors of length 1; of a text without letters, of length 0."""
-        return _hashed(texts) if self._where is None else self._encoded(texts, self._where)
+        if self._where is not None:
+            return self._encoded(texts, self._where)
+        parts = [_hashed(texts[at : at + HASHED]) for at in range(0, len(texts), HASHED)]
+        return np.concatenate(parts) if parts else np.zeros((0, DIMENSIONS), np.float32)
 
     def _encoded(self, texts: Sequence[str], where: str) -> Vectors:
         import torch
@@ -52,12 +57,18 @@ class Embedder:
 
 
 def _hashed(texts: Sequence[str]) -> Vectors:
-    vectors = np.zeros((len(texts), DIMENSIONS), np.float32)
-    for row, text in enumerate(texts):
-        padded = f" {text.lower()} ".encode("utf-8", "replace")
-        for at in range(len(padded) - 2):
-            vectors[row, zlib.crc32(padded[at : at + 3]) % DIMENSIONS] += 1.0
-    return _unit(vectors)
+    """[N D] counts of 3-grams of the UTF-8 bytes, by CRC-32, as unit vectors; each 3-gram is hashed once."""
+    padded = [np.frombuffer(f" {text.lower()} ".encode("utf-8", "replace"), np.uint8) for text in texts]
+    text_G = np.repeat(np.arange(len(padded)), [max(0, len(bytes_T) - 2) for bytes_T in padded])
+    gram_G = np.concatenate([_grams(bytes_T.astype(np.int32)) for bytes_T in padded])
+    unlike, which_G = np.unique(gram_G, return_inverse=True)
+    place = np.array([zlib.crc32(int(gram).to_bytes(3, "big")) % DIMENSIONS for gram in unlike], np.int64)
+    counts = np.bincount(text_G * DIMENSIONS + place[which_G], minlength=len(padded) * DIMENSIONS)
+    return _unit(counts.reshape(len(padded), DIMENSIONS).astype(np.float32))
+
+
+def _grams(bytes_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return (bytes_T[:-2] << 16) + (bytes_T[1:-1] << 8) + bytes_T[2:]
 
 
 def _unit(vectors: Vectors) -> Vectors:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -57,21 +58,30 @@ def bootstrap(value_P: Sequence[float], seed: int) -> Interval:
     return float(low), float(high)
 
 
-def vote(answers: Sequence[str | None], rights: Sequence[bool], same: Callable[[str, str], bool]) -> float:
+def kinds(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> list[int | None]:
+    """The place of the first answer that each is one with; None where none is given. `same` says which are one."""
+    firsts: list[tuple[int, str]] = []
+    found: list[int | None] = []
+    for place, answer in enumerate(answers):
+        known = None if answer is None else next(
+            (at for at, first in firsts if first == answer or same(first, answer)), place)
+        if known == place and answer is not None:
+            firsts.append((place, answer))
+        found.append(known)
+    return found
+
+
+def vote_of(kinds: Sequence[int | None], rights: Sequence[bool]) -> float:
     """Chance that the answer given most often is right, ties drawn evenly; 0 if no answer is given.
 
-    `same` says whether two answers are one; a completion without an answer has no vote.
+    `kinds` are as the function of that name gives them; a completion without an answer has no vote.
     """
-    votes: list[tuple[str, bool, int]] = []
-    for answer, right in zip(answers, rights, strict=True):
-        if answer is None:
-            continue
-        for place, (first, is_right, count) in enumerate(votes):
-            if first == answer or same(first, answer):
-                votes[place] = (first, is_right, count + 1)
-                break
-        else:
-            votes.append((answer, right, 1))
-    most = max((count for *_, count in votes), default=0)
-    best = [is_right for _, is_right, count in votes if count == most]
+    votes = Counter(kind for kind in kinds if kind is not None)
+    most = max(votes.values(), default=0)
+    best = [rights[kind] for kind, count in votes.items() if count == most]
     return sum(best) / len(best) if best else 0.0
+
+
+def vote(answers: Sequence[str | None], rights: Sequence[bool], same: Callable[[str, str], bool]) -> float:
+    """`vote_of` answers of which `same` says whether two are one."""
+    return vote_of(kinds(answers, same), rights)

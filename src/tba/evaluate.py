@@ -13,19 +13,19 @@ from tba import metrics as m
 from tba.audit import Audit, Audits
 from tba.catalog import MAX_LISTED
 from tba.comparison import Compares, Comparison
+from tba.diversity import distinct_n, effective_answers, embedding_distance, self_bleu
+from tba.embeddings import Embedder
 from tba.engines.protocol import Engine, Sampling
-from tba.estimates import bootstrap, vote, wilson
+from tba.estimates import bootstrap, kinds, vote_of, wilson
 from tba.estimates import pass_at_k as pass_at_k  # other rooms know it as a word of evaluation
 from tba.leases import completion_seed
 from tba.policy import Policy
 from tba.records import Completion, Prompt
-from tba.rewards.functions import Failure, Score
+from tba.rewards.functions import FULL_MARKS, Failure, Score
 from tba.tasks.enumerable import Enumerable, listed, log_target
 from tba.tasks.protocol import Answers, Task, outcomes
 from tba.weights import Tensors
 
-FULL_MARKS = 1.0
-"""Reward from which on a completion counts as right."""
 BATCH_PROMPTS = 128
 """Prompts sampled together in one engine call."""
 SHOWN = 20
@@ -60,6 +60,8 @@ class Evaluator:
         self._policy, self._engine, self._reference, self._task = policy, engine, reference, task
         self._prompts, self._max_new_tokens, self._seed, self._prior = prompts, max_new_tokens, seed, prior
         self._audit = Audit(task) if isinstance(task, Audits) else None
+        self.embed = Embedder(None) if self._audit is None else self._audit.embed
+        """What completions of a prompt are told apart by; an audit's own if it has one."""
         self._listed: list[tuple[Prompt, Sequence[tuple[int, ...]], Sequence[float]]] = []
         self._comparison = Comparison(
             task, reference, reference_engine, max_new_tokens=max_new_tokens, seed=seed
@@ -115,6 +117,7 @@ class Evaluator:
         return {
             m.PASS_1: m.mean(shares), m.PASS_1_INTERVAL: bootstrap(shares, self._seed),
             **(self._of_several(prompts, sampled, rights) if samples > 1 else {}), **self._by_level(prompts, shares),
+            **self._diversity(sampled),
             **({} if self._comparison is None else self._comparison.sampled(prompts, sampled, ref_logps)),
             m.SAMPLES: samples, m.PROMPTS: len(prompts), m.EVAL_SEED: self._seed,
             m.EVAL_REWARD: m.mean(rewards), m.EVAL_UNSCORED: len(flat) - len(rewards),
@@ -131,17 +134,34 @@ class Evaluator:
         found: dict[str, Any] = {
             m.PASS_K: m.mean(pass_at_k(samples, right, samples) for right in rights),
             m.PASS_EACH: {str(k): m.mean(pass_at_k(samples, right, k) for right in rights) for k in (*ks, samples)},
-            m.DISTINCT: m.mean(len({c.tokens for c in cs}) / len(cs) for cs, _ in sampled),
         }
-        if isinstance(self._task, Answers):
-            task: Answers = self._task
-            votes = [
-                vote([task.answer_of(p, c) for c in completions], [_is_right(s) for s in scores],
-                     partial(task.same_answer, p))
-                for p, (completions, scores) in zip(prompts, sampled, strict=True)
-            ]
-            found |= {m.MAJ_K: m.mean(votes), m.MAJ_INTERVAL: bootstrap(votes, self._seed)}
-        return found
+        if not isinstance(self._task, Answers):
+            return found
+        task: Answers = self._task
+        kinds_PK = [kinds([task.answer_of(p, c) for c in completions], partial(task.same_answer, p))
+                    for p, (completions, _) in zip(prompts, sampled, strict=True)]
+        votes = [vote_of(kinds_K, [_is_right(s) for s in scores])
+                 for kinds_K, (_, scores) in zip(kinds_PK, sampled, strict=True)]
+        return {**found, m.EFFECTIVE: effective_answers(kinds_PK), m.MAJ_K: m.mean(votes),
+                m.MAJ_INTERVAL: bootstrap(votes, self._seed)}
+
+    def _diversity(self, sampled: Sequence[Scored]) -> dict[str, float]:
+        """How unlike the completions of a prompt are, if it has several; all attacks of an audit are of one prompt."""
+        completions_PK = [completions for completions, _ in sampled]
+        texts_PK = [[c.text for c in completions] for completions in completions_PK]
+        if isinstance(self._task, Audits):
+            completions_PK = [[c for completions in completions_PK for c in completions]]
+            texts_PK = [[self._task.attack_of(c) for c in completions_PK[0]]]
+        if len(completions_PK[0]) < 2:
+            return {}
+        ids_PK = [[c.tokens for c in completions] for completions in completions_PK]
+        flat = [ids for ids_K in ids_PK for ids in ids_K]
+        return {
+            m.DISTINCT: m.mean(len({*ids_K}) / len(ids_K) for ids_K in ids_PK),
+            m.DISTINCT_1: distinct_n(flat, 1), m.DISTINCT_2: distinct_n(flat, 2),
+            m.SELF_BLEU: self_bleu(ids_PK, self._seed), m.EMBEDDING_DISTANCE: embedding_distance(texts_PK, self.embed),
+            **({} if isinstance(self._task, Answers) else {m.EFFECTIVE: effective_answers(texts_PK)}),
+        }
 
     def _by_level(self, prompts: Sequence[Prompt], shares: Sequence[float]) -> dict[str, Any]:
         """pass@1 of the prompts of each level, if the task tells levels apart."""

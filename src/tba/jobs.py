@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tba import catalog, checkpoint, smollm
+from tba import catalog, checkpoint, loggers, smollm
 from tba.leases import Pace
 from tba.metrics import finite
 from tba.preference_settings import imitation_problems, reward_model_problems, scorer_problems
@@ -154,16 +154,18 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
         yield engine.generate([prompt], num_samples=1, sampling=sampling, seeds=[seed])[0][0].text
 
 
-def lacking(settings: Settings, *, scores: bool = True, fetches: bool = True) -> list[str]:
+def lacking(settings: Settings, *, scores: bool = True, fetches: bool = True, logs: bool = False) -> list[str]:
     """What the settings need and this machine has not, each with the way to get it; no weights are loaded for it.
 
     `scores`: completions will be scored, so that reward models are looked at too; those that are no folder only if
-    `fetches`, since their config and tokenizer may have to be fetched.
+    `fetches`, since their config and tokenizer may have to be fetched. `logs`: numbers will go to loggers.
     """
     task = settings.task
     victims = (task.redteam.victim, task.redteam.second_victim) if task.name == "redteam" else ()
     models = {settings.model, *(victim.model for victim in victims if victim is not None)}
     found = smollm.lacking(smollm.cache_root(os.environ)) if models & {*catalog.PACKAGED} else []
+    if logs:
+        found += loggers.missing(settings.logging.report_to)
     if task.name == "maths" and task.families:
         from tba.tasks.families import family_problems
 

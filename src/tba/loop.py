@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tba import metrics as m
-from tba.assembly import Questions, make_recorder, make_searcher
+from tba.assembly import Questions, make_newest, make_recorder, make_searcher
 from tba.batch import collate
 from tba.depot import Depot
 from tba.evaluate import Evaluation
@@ -113,7 +113,8 @@ class Lockstep:
         self._settings = settings
         self._searcher = make_searcher(settings, questions.task, policy, "searcher-0")
         self._depot = Depot(questions.training, settings, lead=None)
-        self._trainer = Trainer(policy.trainable_copy(), settings, make_recorder(settings, self._run_dir))
+        recorder, newest = make_recorder(settings, self._run_dir), make_newest(policy, self._run_dir)
+        self._trainer = Trainer(policy.trainable_copy(), settings, recorder, newest)
         if self._resume_from is not None:
             self._trainer.load(self._resume_from)
             self._depot.load(self._resume_from)

@@ -61,7 +61,7 @@ REF_VERSION = _declare("train/ref_version", "steps", "version of the reference t
 RESCORED = _declare("train/rescored", "trajectories",
                     "trajectories of the batch whose reference log-prob was an older reference's, computed again")
 RESCORE_SECONDS = _declare("train/rescore_s", "s", "computing those again, part of `train/step_s`")
-RECORD_SECONDS = _declare("train/record_s", "s", "writing down what entered this step's loss, part of `train/step_s`")
+RECORD_SECONDS = _declare("train/record_s", "s", "writing down what entered this step, part of `train/step_s`")
 RECORDS_LOST = _declare("train/records_lost", "steps", "steps so far that were to be recorded and could not be written")
 STEP_SECONDS = _declare("train/step_s", "s", "forward, backward and optimizer of this step")
 COLLATE_SECONDS = _declare("train/collate_s", "s", "making tensors of the drawn groups")
@@ -111,6 +111,17 @@ EVAL_KL = _declare("kl", "nats per completion", "mean log policy minus log refer
 EVAL_ENTROPY = _declare("entropy", "nats per completion", "mean minus log-prob of the sampled completions")
 EVAL_LENGTH = _declare("length", "tokens", "mean completion length")
 DISTINCT = _declare("distinct", "1", "share of distinct ones among several completions of a prompt, mean over prompts")
+DISTINCT_1 = _declare("distinct_1", "1", "share of distinct ids among all ids of several completions of each prompt, "
+                      "stop tokens included")
+DISTINCT_2 = _declare("distinct_2", "1", "share of distinct pairs among all pairs of neighbouring ids, the same way")
+SELF_BLEU = _declare("self_bleu", "1", "BLEU-4 on ids of a completion against the others of its prompt, mean over "
+                     "completions, then prompts: 1 where all are the same (tba.diversity); an audit's attacks "
+                     "are of one prompt")
+EMBEDDING_DISTANCE = _declare("embedding_distance", "1", "1 minus the mean cosine of all pairs of a prompt's "
+                              "completions, mean over prompts, by evaluation.embedder")
+EFFECTIVE = _declare("effective_answers", "answers", "exp of the entropy of a prompt's answers, mean over prompts: "
+                     "equally frequent answers that are as uncertain; none is an answer too, a text where the task "
+                     "tells no answers; Miller-Madow corrected, so that it may exceed `samples`")
 EVAL_UNSCORED = _declare("unscored", "completions", "completions of this evaluation that no reward could be given to")
 WIN_RATE = _declare("win_rate", "1", "share of sampled completions that score strictly higher than the human's of the "
                     "same prompt (preference)")
@@ -129,8 +140,6 @@ PERPLEXITY = _declare("perplexity", "1", "exp of the mean negative log-prob per 
                       "completions, under the reference at temperature 1, over all of them together")
 PERPLEXITY_DILUTED = _declare("perplexity_diluted", "1", "the paper's: mean over greedy completions of exp(negative "
                               "log-prob of the completion / tokens of prompt and completion)")
-DISTINCT_1 = _declare("distinct_1", "1", "share of distinct ids among all ids of the sampled completions")
-DISTINCT_2 = _declare("distinct_2", "1", "share of distinct pairs among all pairs of neighbouring ids, the same way")
 PAIR_ACCURACY = _declare("pair_accuracy", "1", "share of held-out pairs whose preferred completion scores strictly "
                          "higher (tba reward-model)")
 PAIR_TIES = _declare("pair_ties", "pairs", "held-out pairs whose completions score the same")
@@ -201,7 +210,7 @@ VARIANTS = {
 def foremost(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the metrics of an evaluation that are shown first."""
     own = (ATTACK_SUCCESS, ATTACK_DIVERSITY, MODES_FOUND) if ATTACK_SUCCESS in record else (PASS_1, PASS_1_GREEDY)
-    return *own, EVAL_REWARD, EVAL_KL, TV
+    return *own, EVAL_REWARD, EFFECTIVE, EVAL_KL, TV
 
 
 def unit_shown(name: str) -> str:

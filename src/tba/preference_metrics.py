@@ -1,4 +1,4 @@
-"""Win-rate, perplexities, KL in both directions, distinct n-grams, calibration: pure functions."""
+"""Win-rate, perplexities, KL in both directions, calibration: pure functions."""
 
 from __future__ import annotations
 
@@ -131,14 +131,6 @@ def sampled_kl(
     completions of the reference, `logps` the reference's. Unbiased, and not bounded by 0 on few samples.
     """
     return mean_with_error([a - b for a, b in zip(logps, other_logps, strict=True)], groups)
-
-
-def distinct_n(texts: Sequence[Sequence[Hashable]], n: int) -> float:
-    """Share of distinct ones among all n-grams of the texts (words or ids); NaN if none is that long."""
-    if n < 1:
-        raise ValueError(f"distinct-{n} counts no n-grams; n must be 1 or more.")
-    grams = [tuple(text[at : at + n]) for text in texts for at in range(len(text) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else math.nan
 
 
 def calibration(margins: Sequence[float], bins: int) -> Calibration:

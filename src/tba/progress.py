@@ -97,13 +97,13 @@ class Progress:
             lines[0] += f" (start-up {self.startup_s:.1f} s)"
         for name in m.foremost(final):
             if start.get(name) is not None and final.get(name) is not None:
-                lines.append(f"{name:14} {_number(start[name])} -> {_number(final[name])}")
+                lines.append(f"{name:17} {_number(start[name])} -> {_number(final[name])}")
         share = summary["trainer"]["wait_share"]
         if share is not None:
             lines.append(f"trainer waited {100 * share:.1f} % of its time")
         if summary["advice"]:
-            lines.append(f"advice         {summary['advice']}")
-        lines.append(f"report         {summary['run']}/report.html")
+            lines.append(f"advice            {summary['advice']}")
+        lines.append(f"report            {summary['run']}/report.html")
         console.print(Text("\n".join(lines)))
 
     def _print(self, line: str) -> None:

@@ -17,11 +17,12 @@ import yaml
 
 from tba import assembly, checkpoint
 from tba import metrics as m
-from tba.advice import advice, times_of
+from tba.advice import advice, spent_in, times_of
 from tba.catalog import OWN_TASKS
 from tba.control import Hold, check_free
 from tba.evaluate import Evaluation
 from tba.evaluations import Beside, EvaluationLateError, EvaluatorLostError
+from tba.loggers import Loggers
 from tba.loop import Ask, Evaluate, Journey, Lockstep
 from tba.metrics import Say
 from tba.policy import copy_out
@@ -102,7 +103,7 @@ class Run:
             SettingsError: the prompts are wrong, or not those that the checkpoint was saved with; or another process
                 has the directory.
         """
-        self._settings, self._directory, self._say = settings, directory, say
+        self._settings, self._directory = settings, directory
         self._hold = Hold(directory.path)
         self.asks: set[Literal["stop", "save", "evaluate"]] = set()
         """What who is told of the steps may ask for: that the run ends, is saved at the next end of a round, or is
@@ -110,6 +111,8 @@ class Run:
         self._facts: dict[str, Any] = {"wall_s": 0.0, "start": {}, "step": 0, "version": 0, "data": "", "beta": None}
         if resume_from is not None:
             self._facts |= checkpoint.facts_of(resume_from)
+        self._loggers = Loggers(settings, directory.path, say, step=self._facts["step"])
+        self._say, self._status = self._loggers.say, "failed"
         try:
             is_own = settings.task.name in OWN_TASKS  # the user's own code, which may be wrong
             task = self._own = assembly.examined_task_of(settings, brought) if is_own else None
@@ -201,7 +204,10 @@ class Run:
             self._close()
 
     def _close(self) -> None:
-        self._journey.close()
+        try:
+            self._journey.close()
+        finally:
+            self._loggers.close(self._status)
         if self._own is not None and (close := getattr(self._own, "close", None)) is not None:
             close()  # the processes that score
         self._hold.close()
@@ -213,10 +219,8 @@ class Run:
         for record in self._journey.steps(self._ask):
             self._step, self._version = record[m.STEP], record[m.VERSION]
             self._facts["beta"] = record[m.BETA]
-            self._spent["wait_s"] += record[m.WAIT_SECONDS]
-            self._spent["draw_s"] += min(record[m.WAIT_SECONDS], record[m.DRAW_SECONDS] + record[m.COLLATE_SECONDS])
-            self._spent["publish_s"] += record.get(m.PUBLISH_SECONDS, 0.0)
-            self._spent["step_s"] += record[m.STEP_SECONDS]
+            for part, seconds in spent_in(record).items():
+                self._spent[part] += seconds
             line = {**record, m.WALL: self._wall()}
             self._directory.append(self._directory.metrics, [m.to_json(line)])
             self._say("step", line)
@@ -304,7 +308,8 @@ class Run:
     def _options(self, *, during: bool) -> dict[str, Any]:
         chosen = self._settings.evaluation
         return {
-            "prompts": chosen.during_prompts if during else chosen.prompts, "samples": 1 if during else chosen.samples,
+            "prompts": chosen.during_prompts if during else chosen.prompts,
+            "samples": chosen.during_samples if during else chosen.samples,
             "greedy": not during, "beta": self._target_beta(),
         }
 
@@ -350,7 +355,7 @@ class Run:
     # ---- the end ----
 
     def _finish(self, status: str, message: str, final: Mapping[str, Any]) -> dict[str, Any]:
-        is_whole = not message
+        is_whole, self._status = not message, status
         wall = self._facts["wall_s"] if is_whole else self._wall()
         trained_s = wall - self._wall_before
         waited_s = self._spent["wait_s"] + self._spent["publish_s"]

@@ -1,4 +1,4 @@
-"""Branches of the settings tree about objective, adapter, reference, beta and exploration."""
+"""Branches of the settings tree about objective, adapter, reference, evaluation, loggers, exploration."""
 
 from __future__ import annotations
 
@@ -150,6 +150,47 @@ class ReferenceSettings(Section):
             yield f"reference.decay = {self.decay:g} is of reference.kind = 'ema', not {self.kind!r}; drop one of them."
         if self.kind != "reset" and self.reset_optimizer:
             yield f"reference.reset_optimizer = True goes with reference.kind = 'reset', not {self.kind!r}."
+
+
+class EvaluationSettings(Section):
+    """Held-out evaluation."""
+
+    every: NonNegativeInt = 0
+    """Steps between evaluations during training; 0: only before and after."""
+    prompts: PositiveInt = 500
+    """Held-out prompts used before and after training, at most."""
+    samples: PositiveInt = 4
+    """Completions per prompt at `policy.temperature`."""
+    during_prompts: PositiveInt = 100
+    """Held-out prompts used during training."""
+    during_samples: PositiveInt = 1
+    """Completions of each of these; two or more show diversity over time."""
+    embedder: str | None = None
+    """Folder or Hugging Face id of an encoder that `embedding_distance` is measured by; character 3-grams if null."""
+    limit_s: PositiveFloat = 600.0
+    """Seconds that an evaluation may take in async mode; one during training is then given up."""
+
+
+def _names(value: Any) -> Any:
+    """A list of names, however few were written: one alone, or none."""
+    if value is None or value == "none":
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+class LoggingSettings(Section):
+    """Where the numbers of a run go besides its directory."""
+
+    report_to: Annotated[
+        tuple[Literal["trackio", "wandb", "tensorboard", "mlflow"], ...], BeforeValidator(_names)
+    ] = Field(default=(), strict=False)
+    """Loggers: any of trackio, wandb, tensorboard, mlflow (docs/own_tasks.md)."""
+    project: Annotated[str, Field(min_length=1)] | None = None
+    """Project, or experiment, of the run in them; the recipe's name if null."""
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the run in them; that of its directory if null."""
+    space: Annotated[str, Field(min_length=1)] | None = None
+    """trackio: Hugging Face Space that the numbers go to as well."""
 
 
 Temperature = Annotated[

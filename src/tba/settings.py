@@ -15,7 +15,9 @@ from tba.maths_settings import maths_problems
 from tba.preference_settings import RewardModelSettings, preference_problems
 from tba.redteam_settings import redteam_problems
 from tba.sections import (
+    EvaluationSettings,
     Fraction,
+    LoggingSettings,
     LoraSettings,
     NonNegativeFloat,
     NonNegativeInt,
@@ -157,21 +159,6 @@ class TrainerSettings(Section):
     """MiB of recorded steps kept; beyond, the oldest go."""
 
 
-class EvaluationSettings(Section):
-    """Held-out evaluation."""
-
-    every: NonNegativeInt = 0
-    """Steps between evaluations during training; 0: only before and after."""
-    prompts: PositiveInt = 500
-    """Held-out prompts used before and after training, at most."""
-    samples: PositiveInt = 4
-    """Completions per prompt at `policy.temperature`."""
-    during_prompts: PositiveInt = 100
-    """Held-out prompts used during training, one completion each."""
-    limit_s: PositiveFloat = 600.0
-    """Seconds that an evaluation may take in async mode; one during training is then given up."""
-
-
 class CheckpointSettings(Section):
     """Saving the whole run."""
 
@@ -219,6 +206,7 @@ class Settings(Section):
     resources: ResourceSettings = Field(default_factory=ResourceSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    logging: LoggingSettings = Field(default_factory=LoggingSettings)
     sft: SftSettings = Field(default_factory=SftSettings)
     reward_model: RewardModelSettings = Field(default_factory=RewardModelSettings)
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tba import metrics as m
 from tba.batch import Batch, MicroBatch
 from tba.loss import Loss, widened
+from tba.newest import Newest
 from tba.policy import Policy, copy_out, named_tensors
 from tba.recorder import Entered, Recorder, Source
 from tba.reference import MovingReference
@@ -55,13 +56,15 @@ class Snapshot:
 class Trainer:
     """Owns the policy's master weights and the optimizer."""
 
-    def __init__(self, policy: Policy, settings: Settings, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, policy: Policy, settings: Settings, recorder: Recorder | None = None, newest: Newest | None = None
+    ) -> None:
         """Trains `policy` in place, with the settings' objective, optimizer and schedules.
 
-        `recorder` is told what entered the losses.
+        `recorder` is told what entered the losses, and `newest` of each batch.
         """
         trainer, objective = settings.trainer, settings.objective
-        self.policy, self._recorder = policy, recorder
+        self.policy, self._recorder, self._newest = policy, recorder, newest
         self._sync_every = trainer.sync_every
         self.version = 0
         """Optimizer steps that the weights have had."""
@@ -123,6 +126,8 @@ class Trainer:
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         self.steps = step
         record_s = self._record(parts, sources, {"beta": beta, "prior": prior, "loss": loss}, is_finite=is_finite)
+        if self._newest is not None:
+            record_s += self._newest.tell(step, self.version, batch, sources)
         if is_finite:
             self._optimizer.step()
             self._loss.learn(parts)

@@ -38,11 +38,12 @@ class TrainerProcess:
 
     def __init__(self, tree: dict[str, Any], threads: int, resume_from: str | None, run_dir: str) -> None:
         """`tree` is the resolved settings tree."""
-        from tba.assembly import make_recorder
+        from tba.assembly import make_newest, make_recorder
         from tba.trainer import Trainer
 
         settings, _, policy = start_process(tree, threads)
-        self._trainer = Trainer(policy.trainable_copy(), settings, make_recorder(settings, Path(run_dir)))
+        recorder, newest = make_recorder(settings, Path(run_dir)), make_newest(policy, Path(run_dir))
+        self._trainer = Trainer(policy.trainable_copy(), settings, recorder, newest)
         self._sync = settings.trainer.sync_every
         self._limit_s = settings.async_.wait_limit_s
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))

@@ -8,7 +8,18 @@ from itertools import pairwise
 from typing import Any
 
 from tba import metrics
-from tba.report.plans import PLANS, SEARCH_RATE, TRAIN_RATE, Chart, Line, Plan, Table
+from tba.report.plans import (
+    EACH_K,
+    PASS_OVER_K,
+    PLANS,
+    SEARCH_RATE,
+    TRAIN_RATE,
+    Chart,
+    Line,
+    Plan,
+    Table,
+    pass_each,
+)
 from tba.report.read import RunRecord, setting
 from tba.report.text import count, figure, mapping, number, rounded, visible, whole
 
@@ -18,33 +29,56 @@ MAX_CHUNKS = 60
 """Columns of the age chart, and points of a rate."""
 MAX_AGE_BINS = 40
 MAX_SAMPLERS = 8
+MAX_K = 16
 
 Row = Mapping[str, Any]
 
 
-def build(run: RunRecord) -> tuple[list[Chart], dict[str, Any]]:
-    """All charts of a run, and the columns of numbers that they draw from, by table."""
+def build(run: RunRecord, max_points: int = MAX_POINTS) -> tuple[list[Chart], dict[str, Any]]:
+    """All charts of a run, and the columns of numbers that they draw from, by table; of `max_points` rows at most."""
     chunks = _chunks(run.steps)
     samplers = _samplers(run.steps)
+    ks = sorted({k for row in run.evaluations for k in _each_k(row)})[:MAX_K]
+    evaluations = [
+        {**row, **{f"{metrics.PASS_EACH}:{k}": share for k, share in _each_k(row).items()}} for row in run.evaluations
+    ]
     rows: dict[Table, Sequence[Row]] = {
         "train": run.steps,
-        "eval": run.evaluations,
+        "eval": evaluations,
         "chunk": [_chunk_row(chunk, before, samplers) for before, chunk in chunks],
+        "k": _by_k(run.evaluations, ks),
     }
     plans = [*PLANS, *([_sampler_plan(samplers)] if samplers else [])]
+    place = next((i for i, plan in enumerate(plans) if plan.id == "pass"), 0) + 1
+    plans[place:place] = [PASS_OVER_K, pass_each(ks)]
     charts = [chart for plan in plans if (chart := _line_chart(plan, rows)) is not None]
     place = next((i for i, chart in enumerate(charts) if chart.id == "throughput"), len(charts))
     charts[place:place] = _age_charts(run, [chunk for _, chunk in chunks])
     wanted: set[tuple[Table, str]] = {(line.table, line.column) for plan in plans for line in plan.lines}
-    return charts, {table: _columns(table, rows[table], wanted) for table in rows}
+    return charts, {table: _columns(table, rows[table], wanted, max_points) for table in rows}
 
 
 def _place(table: Table) -> str:
-    return metrics.EVAL_STEP if table == "eval" else metrics.STEP
+    return {"eval": metrics.EVAL_STEP, "k": "k"}.get(table, metrics.STEP)
 
 
-def _columns(table: Table, rows: Sequence[Row], wanted: set[tuple[Table, str]]) -> dict[str, list[Any]]:
-    thin = _thinned(rows)
+def _each_k(row: Row) -> dict[int, Any]:
+    """pass@k by k, as an evaluation has it."""
+    each = mapping(row.get(metrics.PASS_EACH))
+    return {int(k): share for k, share in each.items() if k.isascii() and k.isdigit() and len(k) < 10 and int(k)}
+
+
+def _by_k(evaluations: Sequence[Row], ks: Sequence[int]) -> list[dict[str, Any]]:
+    """pass@k by k, of the first and of the last evaluation that has any."""
+    having = [each for row in evaluations if (each := _each_k(row))]
+    ends = dict(zip(EACH_K, [*having[:1], *having[1:][-1:]], strict=False))  # of one there is a start only
+    return [{"k": k, **{name: each.get(k) for name, each in ends.items()}} for k in ks]
+
+
+def _columns(
+    table: Table, rows: Sequence[Row], wanted: set[tuple[Table, str]], max_points: int
+) -> dict[str, list[Any]]:
+    thin = _thinned(rows, max_points)
     columns = {
         "step": [whole(row.get(_place(table))) for row in thin],
         "wall_s": [rounded(row.get(metrics.WALL)) for row in thin],
@@ -55,10 +89,10 @@ def _columns(table: Table, rows: Sequence[Row], wanted: set[tuple[Table, str]]) 
     return columns
 
 
-def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
-    if len(rows) <= MAX_POINTS:
+def _thinned(rows: Sequence[Row], max_points: int) -> Sequence[Row]:
+    if len(rows) <= max_points:
         return rows
-    stride = (len(rows) - 2) // (MAX_POINTS - 1) + 1
+    stride = (len(rows) - 2) // (max_points - 1) + 1
     picked = list(rows[::stride])
     return picked if picked[-1] is rows[-1] else [*picked, rows[-1]]
 
@@ -73,7 +107,7 @@ def _line_chart(plan: Plan, rows: Mapping[Table, Sequence[Row]]) -> Chart | None
         if not known:
             continue
         (_, first), (row, last) = known[0], known[-1]
-        unit = "version" if line.table == "eval" else "step"
+        unit = {"eval": "version", "k": "k ="}.get(line.table, "step")
         where = f"{unit} {count(whole(row.get(_place(line.table))) or 0)}"
         spans.append(
             f"{line.name} {figure(last)} at {where}" + (f" (first {figure(first)})" if len(known) > 1 else "")
@@ -84,7 +118,7 @@ def _line_chart(plan: Plan, rows: Mapping[Table, Sequence[Row]]) -> Chart | None
                 "y": line.column,
                 "name": line.name,
                 "style": style,
-                "marks": line.table == "eval" or len(known) == 1,
+                "marks": line.table in ("eval", "k") or len(known) == 1,
                 "raw": line.table == "train",
             }
         )

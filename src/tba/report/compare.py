@@ -6,13 +6,13 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tba import metrics
 from tba.report.drawing import HEIGHT, WIDTH, Dot, Drawing, Trace, drawing
 from tba.report.files import write_whole
+from tba.report.page import environment, resource
 from tba.report.read import RunRecord, read_run, setting
 from tba.report.text import duration, figure, number, visible, whole
 
@@ -22,8 +22,11 @@ FIRST_BYTES = 4096
 """Of a page, in which the mark is looked for."""
 PREFERRED = (metrics.WIN_RATE, metrics.PASS_1, metrics.EVAL_REWARD)
 """What runs are compared by if nothing is said: the first that they have."""
-SHOWN = (metrics.EVAL_KL, metrics.EVAL_REWARD, metrics.PERPLEXITY, metrics.DISTINCT, metrics.EVAL_LENGTH)
+SHOWN = (metrics.EVAL_KL, metrics.EVAL_REWARD, metrics.PERPLEXITY, metrics.EFFECTIVE, metrics.DISTINCT,
+         metrics.SELF_BLEU, metrics.EVAL_LENGTH)
 """Columns of the terminal's table besides the metric, as far as a run has them."""
+DIVERSITY = (metrics.EFFECTIVE, metrics.DISTINCT, metrics.DISTINCT_2, metrics.EMBEDDING_DISTANCE, metrics.SELF_BLEU)
+"""Drawn against step, as far as a run has them."""
 NOT_FIGURES = {metrics.EVAL_STEP, metrics.WALL, metrics.STEP, metrics.VERSION, metrics.SAMPLES, metrics.PROMPTS,
                metrics.EVAL_SEED}
 """Numbers that say how was evaluated, not what came of it."""
@@ -147,6 +150,7 @@ def drawings(sides: Sequence[Side], metric: str | None) -> list[Drawing]:
     )]
     curves = [
         (metric, metrics.EVAL_STEP, "Held-out"), (metrics.EVAL_KL, metrics.EVAL_STEP, "Held-out"),
+        *((name, metrics.EVAL_STEP, "Diversity") for name in DIVERSITY if name != metric),
         (metrics.REWARD, metrics.STEP, "Training"), (metrics.KL, metrics.STEP, "Training"),
         (metrics.AGE_MEAN, metrics.STEP, "Training"),
     ]
@@ -195,17 +199,11 @@ def _course(side: Side, column: str, place: str) -> list[Dot]:
 
 def render(sides: Sequence[Side], metric: str | None) -> str:
     """The page as HTML text."""
-    import jinja2
     from markupsafe import Markup
 
     known = sorted(known_metrics(sides), key=lambda name: (name != metric, name != metrics.EVAL_KL))
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    source = resources.files("tba.report")
-    return environment.from_string(source.joinpath("compare.html.jinja").read_text("utf-8")).render(
-        mark=Markup(MARK), css=Markup(source.joinpath("page.css").read_text("utf-8")),
+    return environment().get_template("compare.html.jinja").render(
+        mark=Markup(MARK), css=Markup(resource("page.css")),
         sides=[{
             "label": side.label, "colour": place % COLOURS, "is_broken": place // COLOURS % 2 == 1,
             "facts": side.facts(), "notes": list(side.record.notes),

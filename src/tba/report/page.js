@@ -1,103 +1,8 @@
 "use strict";
-// Text from the run enters the page through textContent only; text for Plotly, which reads tags, is escaped first.
+// Text from the run enters the page through textContent only.
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
-  const dashes = ["solid", "dash", "dot", "dashdot"];
-  const symbols = ["circle", "square", "diamond", "triangle-up"];
-  const narrow = () => document.documentElement.clientWidth < 600;
-  const calm = { displayModeBar: false, displaylogo: false, showTips: false };
-
-  function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  }
-
-  function plain(text) {
-    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  }
-
-  function axis(title, more) {
-    return Object.assign({
-      title: { text: plain(title), standoff: 8 }, automargin: true, gridcolor: colour("rule"), zerolinecolor: colour("rule"),
-      linecolor: colour("quiet"), fixedrange: matchMedia("(pointer: coarse)").matches
-    }, more);
-  }
-
-  function layout(x, y, more) {
-    return Object.assign({
-      autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: colour("text"), size: 12, family: "system-ui, sans-serif" },
-      margin: { l: 48, r: 12, t: 12, b: 40 }, xaxis: x, yaxis: y, hovermode: "x unified",
-      hoverlabel: { bgcolor: colour("back"), bordercolor: colour("rule"), font: { color: colour("text") } },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" }
-    }, more);
-  }
-
-  function timeUnit(tables) {
-    const longest = Math.max(0, ...tables.flatMap((table) => data.columns[table].wall_s.filter((s) => s !== null)));
-    return longest > 7200 ? ["hours", 3600] : longest > 300 ? ["minutes", 60] : ["s", 1];
-  }
-
-  function drawLines(spec, axisName) {
-    const along = spec.x === "wall_s" ? "wall_s" : axisName;
-    const [unit, seconds] = timeUnit(spec.lines.map((line) => line.table));
-    const traces = spec.lines.map((line) => {
-      const table = data.columns[line.table];
-      const x = along === "wall_s" ? table.wall_s.map((s) => s === null ? null : s / seconds) : table.step;
-      const shade = colour("line-" + line.style % 4);
-      return {
-        type: "scatter", name: plain(line.name), x: x, y: table[line.y], connectgaps: true, opacity: line.raw && spec.lines.length > 1 ? 0.6 : 1,
-        mode: line.marks ? "lines+markers" : "lines", marker: { size: 7, symbol: symbols[line.style % 4], color: shade },
-        line: { color: shade, width: line.raw ? 1.5 : 2, dash: dashes[line.style % 4] },
-        hovertemplate: "%{y:.4~g}"
-      };
-    });
-    const y = axis(spec.unit, spec.share ? { range: [-0.02, 1.02] } : { rangemode: spec.zero ? "tozero" : "normal" });
-    const x = axis(along === "wall_s" ? "time (" + unit + ")" : "step", { hoverformat: along === "wall_s" ? ".1f" : "" });
-    return [traces, layout(x, y, { showlegend: spec.lines.length > 1 })];
-  }
-
-  function drawHeat(spec) {
-    const trace = {
-      type: "heatmap", x: spec.x, y: spec.labels, z: spec.z, colorscale: [[0, colour("low")], [1, colour("high")]], zmin: 0,
-      hoverongaps: false, hovertemplate: "step %{x}<br>age %{y}<br>share %{z:.3f}<extra></extra>",
-      colorbar: { title: { text: "share", side: "right" }, thickness: 10, outlinewidth: 0 }
-    };
-    return [[trace], layout(axis("step"), axis(spec.unit, { type: "category", nticks: 10, showgrid: false }),
-      { hovermode: "closest" })];
-  }
-
-  function drawBars(spec) {
-    const trace = {
-      type: "bar", x: spec.labels, y: spec.y, marker: { color: colour("line-0") },
-      hovertemplate: "age %{x}: %{y:,}<extra></extra>"
-    };
-    return [[trace], layout(axis(spec.x_unit, { type: "category", nticks: narrow() ? 8 : 16 }), axis(spec.unit),
-      { hovermode: "closest", bargap: 0.15 })];
-  }
-
-  function drawCharts() {
-    const chosen = document.querySelector("input[name=axis]:checked");
-    const axisName = chosen ? chosen.value : "step";
-    for (const [id, spec] of Object.entries(data.charts)) {
-      const draw = { lines: drawLines, heat: drawHeat, bars: drawBars }[spec.kind];
-      const [traces, frame] = draw(spec, axisName);
-      Plotly.react(byId("plot-" + id), traces, frame, calm);
-    }
-  }
-
-  function startCharts() {
-    if (Object.keys(data.charts).length === 0) { return; }
-    byId("axis-form").hidden = false;
-    byId("axis-form").addEventListener("change", drawCharts);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
-    drawCharts();
-    const plots = Object.keys(data.charts).map((id) => byId("plot-" + id));
-    const fit = new ResizeObserver((entries) => requestAnimationFrame(() => {
-      entries.forEach((entry) => Plotly.Plots.resize(entry.target));
-    }));
-    plots.forEach((plot) => fit.observe(plot));
-  }
 
   function made(tag, className, text) {
     const element = document.createElement(tag);
@@ -195,6 +100,15 @@
     byId("browse-more").addEventListener("click", () => { limit += data.shown; showCompletions(limit); });
     byId("browse-form").hidden = false;
     restart();
+  }
+
+  function startCharts() {
+    if (Object.keys(data.charts).length === 0) { return; }
+    const drawAll = () => Object.keys(data.charts).forEach(charts.draw);
+    charts.take(data.charts, data.columns);
+    charts.follow(drawAll);
+    drawAll();
+    charts.fitAll();
   }
 
   startCharts();

@@ -10,13 +10,16 @@ from functools import cache
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tba import metrics
 from tba.report import charts, ledger, times
 from tba.report.files import write_whole
 from tba.report.read import Answered, RunRecord, read_run, setting
 from tba.report.text import count, duration, figure, number, script_json, visible
+
+if TYPE_CHECKING:
+    import jinja2
 
 NUM_SHOWN = 25
 """Prompts that the browser of completions shows before it is asked for more."""
@@ -25,7 +28,10 @@ _HEADLINES = (
     metrics.PASS_1,
     metrics.PASS_K,
     metrics.EVAL_ENTROPY,
+    metrics.EFFECTIVE,
     metrics.DISTINCT,
+    metrics.SELF_BLEU,
+    metrics.EMBEDDING_DISTANCE,
     metrics.TV,
     metrics.TARGET_KL,
     metrics.ATTACK_CLUSTERS,
@@ -80,35 +86,25 @@ def write_report(run_dir: Path) -> Path:
 
 def render(run: RunRecord) -> str:
     """The page of a run as HTML text."""
-    # Both only here: `import tba.report` stays quick.
-    import jinja2
     from markupsafe import Markup
 
     drawn, columns = charts.build(run)
-    scripts = [_resource("page.js")]
+    scripts = ["\n".join(resource(name) for name in ("charts.js", "page.js"))]
     if any(chart.spec for chart in drawn):
-        scripts.insert(0, _plotly_js())
+        scripts.insert(0, plotly_js())
     data = {
         "charts": {chart.id: chart.spec for chart in drawn if chart.spec},
         "columns": columns,
         "answered": [asdict(answered) for answered in run.answered],
         "shown": NUM_SHOWN,
     }
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(figure=figure, count=count)
     versions = list(dict.fromkeys(answered.version for answered in run.answered))
-    return environment.from_string(_resource("page.html.jinja")).render(
+    return environment().get_template("page.html.jinja").render(
         run=run,
         status=_status(run),
         message=visible(run.summary.get("message") or ""),
-        facts=_facts(run),
-        headlines=_headlines(run),
+        facts=facts(run),
+        headlines=headlines(run),
         sides=times.sides(run),
         advice=visible(run.summary.get("advice") or "", 400),
         charts=drawn,
@@ -120,11 +116,32 @@ def render(run: RunRecord) -> str:
         is_hidden=setting(run.settings, "task.name") == "redteam",
         is_thinned=_is_thinned(run),
         thinned_to=charts.MAX_POINTS,
-        css=Markup(_resource("page.css")),
+        css=Markup(resource("page.css")),
         scripts=[Markup(script) for script in scripts],
         data=Markup(script_json(data)),
         policy=_policy(scripts),
     )
+
+
+@cache
+def environment(*folders: str) -> jinja2.Environment:
+    """What fills in the templates of `tba.report` and of the packages `folders`; all that they are given is escaped."""
+    import jinja2  # only here: `import tba.report` stays quick
+
+    def source(name: str) -> str | None:
+        found = [resources.files(folder).joinpath(name) for folder in (*folders, "tba.report")]
+        return next((file.read_text(encoding="utf-8") for file in found if file.is_file()), None)
+
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters.update(figure=figure, count=count)
+    return made
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -137,14 +154,16 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _plotly_js() -> str:
+def plotly_js() -> str:
+    """The library that draws."""
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs().replace("\r\n", "\n")
 
 
 @cache
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """A file of `tba.report`."""
     return resources.files("tba.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -153,7 +172,7 @@ def _status(run: RunRecord) -> str:
     return known if known in _STATUS else "not finished"
 
 
-def _facts(run: RunRecord) -> list[tuple[str, str]]:
+def facts(run: RunRecord) -> list[tuple[str, str]]:
     """What stands under the run's name: label and value."""
     last = run.steps[-1] if run.steps else {}
     steps = number(run.summary.get("steps"))
@@ -172,7 +191,7 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     return [(label, value) for label, value in facts if value != "not known"]
 
 
-def _headlines(run: RunRecord) -> list[dict[str, Any]]:
+def headlines(run: RunRecord) -> list[dict[str, Any]]:
     """Held-out numbers at the start and at the end; from the evaluations where the summary lacks them."""
     start, final = run.held_out
     foremost = metrics.foremost({**start, **final})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tba import metrics
 
-Table = Literal["train", "eval", "chunk"]
-"""Training steps, evaluations, or chunks of consecutive steps."""
+Table = Literal["train", "eval", "chunk", "k"]
+"""Training steps, evaluations, chunks of consecutive steps, or numbers of completions per prompt."""
 
 TRAIN_RATE = "train tokens/s"
 SEARCH_RATE = "search tokens/s"
@@ -20,7 +20,6 @@ class Line:
     """One line of a chart."""
 
     table: Table
-    """Training steps, evaluations, or chunks of consecutive steps."""
     column: str
     name: str
 
@@ -34,7 +33,8 @@ class Plan:
     unit: str
     about: str
     lines: tuple[Line, ...]
-    x: Literal["step", "wall_s"] = "step"
+    x: Literal["step", "wall_s", "k"] = "step"
+    """`k`: completions per prompt, of the table of that name."""
     is_share: bool = False
     """Drawn from 0 to 1."""
     is_from_zero: bool = False
@@ -55,6 +55,34 @@ class Chart:
     """What it shows of this run, in words and numbers."""
     spec: Mapping[str, Any] = field(default_factory=dict)
     """For `page.js`; empty where there is nothing to draw."""
+
+
+EACH_K = ("start", "final")
+"""Columns of the table `k`: pass@k for each k, at the first and at the last evaluation of several completions."""
+
+PASS_OVER_K = Plan(
+    id="pass_k",
+    title="Full marks within k completions",
+    unit="share",
+    x="k",
+    is_share=True,
+    is_optional=True,
+    about="pass@k over k: share of held-out prompts with full marks among k sampled completions, unbiased.",
+    lines=tuple(Line(table="k", column=name, name=name) for name in EACH_K),
+)
+
+
+def pass_each(ks: Sequence[int]) -> Plan:
+    """pass@k of each k over the run; evaluations of one completion have none."""
+    return Plan(
+        id="pass_each",
+        title="Full marks within k completions, over the run",
+        unit="share",
+        is_share=True,
+        is_optional=True,
+        about="pass@k for several k, in evaluations of several completions per prompt.",
+        lines=tuple(Line(table="eval", column=f"{metrics.PASS_EACH}:{k}", name=f"k = {k}") for k in ks),
+    )
 
 
 PLANS = (
@@ -115,8 +143,25 @@ PLANS = (
         unit="share",
         is_share=True,
         is_optional=True,
-        about="Share of distinct completions of a prompt, mean over prompts.",
-        lines=(Line(table="eval", column=metrics.DISTINCT, name="distinct"),),
+        about="How unlike the completions of a prompt are, in evaluations of several: distinct ones, distinct ids and "
+        "pairs of them, distance of wording; BLEU against each other is high where they are alike.",
+        lines=(
+            Line(table="eval", column=metrics.DISTINCT, name="distinct"),
+            Line(table="eval", column=metrics.DISTINCT_1, name="distinct-1"),
+            Line(table="eval", column=metrics.DISTINCT_2, name="distinct-2"),
+            Line(table="eval", column=metrics.EMBEDDING_DISTANCE, name="embedding distance"),
+            Line(table="eval", column=metrics.SELF_BLEU, name="self-BLEU"),
+            Line(table="eval", column=metrics.ATTACK_DIVERSITY, name="attack diversity"),
+        ),
+    ),
+    Plan(
+        id="effective",
+        title="Effective answers",
+        unit="answers per prompt",
+        is_optional=True,
+        is_from_zero=True,
+        about="Equally frequent answers that would be as uncertain as those to a prompt, mean over prompts.",
+        lines=(Line(table="eval", column=metrics.EFFECTIVE, name="effective answers"),),
     ),
     Plan(
         id="target",

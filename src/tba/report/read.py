@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from tba import metrics
+from tba.report.logs import Log, parse
 from tba.report.text import count, mapping, number, rounded, visible, whole
 
 MAX_COMPLETIONS = 2000
@@ -19,7 +20,9 @@ MAX_VERSIONS = 20
 MAX_COMPLETIONS_JSON = 6_000_000
 """Characters of JSON that all completions together may take on the page."""
 MAX_SETTINGS = 40_000
-_BAD_JSON = (ValueError, RecursionError)
+
+Signature = tuple[int, int, int] | None
+"""Of a file: inode, bytes, nanoseconds of its last change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +64,84 @@ class RunRecord:
 
 def read_run(run_dir: Path) -> RunRecord:
     """Everything that `run_dir` holds for the page; files that are missing or broken become notes."""
-    notes: list[str] = []
-    summary = _read_json(run_dir / "summary.json", notes, "the run is still going, or was killed")
-    settings_text, settings = _read_settings(run_dir / "config.yaml", notes)
-    steps: dict[int, Mapping[str, Any]] = {}
-    evaluations: dict[int, Mapping[str, Any]] = {}
-    for line in _read_lines(run_dir / "metrics.jsonl", notes, "there are no curves"):
-        for key, into in ((metrics.STEP, steps), (metrics.EVAL_STEP, evaluations)):
-            place = whole(line.get(key))
-            if place is not None:
-                into[place] = line
-    ledger = _read_json(
-        run_dir / "ledger.json", notes, "the ledger is taken from summary.json, if that has one"
-    )
-    return RunRecord(
-        name=visible(summary.get("run") or run_dir.resolve().name, 200),
-        summary=summary,
-        settings_text=settings_text,
-        settings=settings,
-        steps=[steps[place] for place in sorted(steps)],
-        evaluations=[evaluations[place] for place in sorted(evaluations)],
-        ledger=ledger or mapping(summary.get("ledger")),
-        answered=_read_completions(run_dir / "completions.jsonl", notes),
-        notes=notes,
-    )
+    return RunReader(run_dir).read()
+
+
+class RunReader:
+    """A run directory, read as often as one likes: what has not changed is not read again."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Nothing is read yet."""
+        self._run_dir = run_dir
+        self._log = Log(run_dir / "metrics.jsonl", "there are no curves")
+        self._steps: dict[int, Mapping[str, Any]] = {}
+        self._evaluations: dict[int, Mapping[str, Any]] = {}
+        self._kept: dict[str, tuple[Signature, Any, list[str]]] = {}
+        self._record: RunRecord | None = None
+
+    def read(self) -> RunRecord:
+        """What the directory holds now: the same object as before, if no file has changed."""
+        before = {name: kept[0] for name, kept in self._kept.items()}
+        notes: list[str] = []
+        summary = self._of("summary.json", notes, _json("the run is still going, or was killed"))
+        settings_text, settings = self._of("config.yaml", notes, read_settings)
+        steps, evaluations = self._of("metrics.jsonl", notes, self._read_metrics)
+        ledger = self._of(
+            "ledger.json", notes, _json("the ledger is taken from summary.json, if that has one")
+        )
+        answered = self._of("completions.jsonl", notes, _read_completions)
+        if self._record is None or before != {name: kept[0] for name, kept in self._kept.items()}:
+            self._record = RunRecord(
+                name=visible(summary.get("run") or self._run_dir.resolve().name, 200),
+                summary=summary,
+                settings_text=settings_text,
+                settings=settings,
+                steps=steps,
+                evaluations=evaluations,
+                ledger=ledger or mapping(summary.get("ledger")),
+                answered=answered,
+                notes=notes,
+            )
+        return self._record
+
+    def _of(self, name: str, notes: list[str], read: Callable[[Path, list[str]], Any]) -> Any:
+        """What `read` makes of a file, and its notes; of a file that has not changed what it made before."""
+        path = self._run_dir / name
+        now = signature(path)
+        if name not in self._kept or self._kept[name][0] != now:
+            own: list[str] = []
+            self._kept[name] = (now, read(path, own), own)
+        notes += self._kept[name][2]
+        return self._kept[name][1]
+
+    def _read_metrics(
+        self, path: Path, notes: list[str]
+    ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+        """Steps and evaluations; only what is new is read, unless the file was cut back in between."""
+        del path
+        if not self._log.goes_on():
+            self._steps, self._evaluations = {}, {}
+        unfinished: tuple[dict[int, Mapping[str, Any]], ...] = ({}, {})
+        for line, is_whole in self._log.lines():
+            into = (self._steps, self._evaluations) if is_whole else unfinished
+            for key, places in zip((metrics.STEP, metrics.EVAL_STEP), into, strict=True):
+                place = whole(line.get(key))
+                if place is not None:
+                    places[place] = line
+        notes += self._log.notes()
+        steps, evaluations = (
+            {**known, **late} for known, late in zip((self._steps, self._evaluations), unfinished, strict=True)
+        )
+        return [steps[place] for place in sorted(steps)], [evaluations[place] for place in sorted(evaluations)]
+
+
+def signature(path: Path) -> Signature:
+    """What changes whenever a file does; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _read_bytes(path: Path, notes: list[str], consequence: str) -> bytes | None:
@@ -100,57 +157,23 @@ def _read_bytes(path: Path, notes: list[str], consequence: str) -> bytes | None:
     return data
 
 
-def _read_json(path: Path, notes: list[str], consequence: str) -> Mapping[str, Any]:
-    data = _read_bytes(path, notes, consequence)
-    if data is None or not data.strip():
-        return {}
-    try:
-        value = json.loads(data.decode("utf-8", errors="replace"))
-    except _BAD_JSON:
-        value = None
-    if not isinstance(value, Mapping):
-        notes.append(f"{path.name} is not a JSON object: {consequence}.")
-    return mapping(value)
+def _json(consequence: str) -> Callable[[Path, list[str]], Mapping[str, Any]]:
+    """Reads a file that holds a JSON object; an empty one if it does not."""
+
+    def read(path: Path, notes: list[str]) -> Mapping[str, Any]:
+        data = _read_bytes(path, notes, consequence)
+        if data is None or not data.strip():
+            return {}
+        value = parse(data)
+        if value is None:
+            notes.append(f"{path.name} is not a JSON object: {consequence}.")
+        return value or {}
+
+    return read
 
 
-def _read_lines(path: Path, notes: list[str], consequence: str) -> Iterator[Mapping[str, Any]]:
-    """The objects of a JSON-lines file, one at a time; what is not one is counted in a note."""
-    try:
-        if not path.is_file() or path.stat().st_size == 0:
-            notes.append(f"{path.name} is {'empty' if path.is_file() else 'missing'}: {consequence}.")
-            return
-        bad, cut = 0, False
-        with path.open("rb") as file:
-            for raw in file:
-                if not raw.strip():
-                    continue
-                value = _parse_line(raw)
-                if value is not None:
-                    yield value
-                elif raw.endswith(b"\n"):
-                    bad += 1
-                else:
-                    cut = True
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read ({visible(error.strerror, 200)}): {consequence}.")
-        return
-    if bad:
-        notes.append(
-            f"{path.name}: {count(bad)} {'line is' if bad == 1 else 'lines are'} not a JSON object; skipped."
-        )
-    if cut:
-        notes.append(f"{path.name} ends in a half-written line; skipped.")
-
-
-def _parse_line(raw: bytes) -> Mapping[str, Any] | None:
-    try:
-        value = json.loads(raw.decode("utf-8", errors="replace"))
-    except _BAD_JSON:
-        return None
-    return value if isinstance(value, Mapping) else None
-
-
-def _read_settings(path: Path, notes: list[str]) -> tuple[str, Mapping[str, Any]]:
+def read_settings(path: Path, notes: list[str]) -> tuple[str, Mapping[str, Any]]:
+    """A run's `config.yaml` as text and as a tree; what is wrong with it is added to `notes`."""
     data = _read_bytes(path, notes, "the settings are not known")
     text = (data or b"").decode("utf-8", errors="replace")
     if len(text) > MAX_SETTINGS:
@@ -169,7 +192,8 @@ def _read_completions(path: Path, notes: list[str]) -> list[Answered]:
     kept: dict[int, dict[str, Answered]] = {}
     held: Counter[int] = Counter()
     odd = total = 0
-    for line in _read_lines(path, notes, "there are no completions to browse"):
+    log = Log(path, "there are no completions to browse")
+    for line, _ in log.lines():
         answered, strays = _answered(line)
         odd += strays
         if answered is None:
@@ -182,6 +206,7 @@ def _read_completions(path: Path, notes: list[str]) -> list[Answered]:
             of_version[answered.prompt_id] = answered
         if len(kept) > MAX_VERSIONS:
             del kept[sorted(kept)[1]]
+    notes += log.notes()
     if odd:
         notes.append(
             f"{path.name}: {count(odd)} {'entry lacks' if odd == 1 else 'entries lack'} the expected "

@@ -15,6 +15,8 @@ RewardFunction = Callable[[Prompt, Sequence[Completion]], Sequence[Any]]
 
 MAX_DETAIL = 200
 """Characters of a scorer's own message that are kept."""
+FULL_MARKS = 1.0
+"""Reward of a completion that solves its problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tba.catalog import TASKS, make
 from tba.records import Completion, Prompt
-from tba.rewards.functions import Failure, Score, judge_returned
+from tba.rewards.functions import FULL_MARKS, Failure, Score, judge_returned
 from tba.settings import SettingsError, TaskSettings
 
 Encode = Callable[[Any], tuple[int, ...]]
@@ -131,7 +131,7 @@ def check_gold(task: Task, prompts: Sequence[Prompt], complete: Callable[[str], 
         if gold is None:
             continue
         outcome = outcomes(task, prompt, [complete(gold)])[0]
-        if not (isinstance(outcome, Score) and outcome.reward == 1.0):
+        if not (isinstance(outcome, Score) and outcome.reward == FULL_MARKS):
             got = outcome.reward if isinstance(outcome, Score) else outcome.reason
             wrong.append(f"prompt {prompt.id!r}: its gold answer {gold!r} scores {got}, not 1.")
     if wrong:

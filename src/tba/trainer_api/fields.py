@@ -24,12 +24,10 @@ TAKEN = {
     "logging_steps": "see logging_strategy",
     "logging_first_step": "see logging_strategy",
     "disable_tqdm": "whether a progress bar is shown",
-    "report_to": "the integrations of transformers: tensorboard, wandb, mlflow, trackio, ...",
-    "run_name": "the name that integrations show",
-    "project": "the project that integrations use",
-    "trackio_space_id": "as the trackio integration reads it",
-    "trackio_bucket_id": "as the trackio integration reads it",
-    "trackio_static_space_id": "as the trackio integration reads it",
+    "report_to": "`logging.report_to`: tensorboard, wandb, mlflow, trackio; others as integrations of transformers",
+    "run_name": "`logging.name`",
+    "project": "`logging.project`; left out, or huggingface: what WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME say, or tba",
+    "trackio_space_id": "`logging.space`",
     "eval_strategy": "no: no evaluation in training; steps, epoch: before, then, and after",
     "eval_steps": "see eval_strategy",
     "eval_delay": "see eval_strategy",
@@ -113,6 +111,8 @@ _FIXED = "leave it out"
 _LOSS = "the losses here are trajectory_balance, grpo, dr_grpo and cispo; leave it out"
 _TOOLS = "completions are text of the model alone; leave it out"
 REFUSED = {
+    "trackio_bucket_id": "trackio_space_id, or the environment variables of trackio",
+    "trackio_static_space_id": "trackio sync --sdk static, when the run has ended",
     "lr_scheduler_kwargs": "settings={'trainer.stable_steps': ..., 'trainer.decay_steps': ...}",
     "optim_args": "AdamW has learning_rate, weight_decay, adam_beta1 and adam_beta2 here",
     "optim_target_modules": "all weights are trained, or peft_config's",

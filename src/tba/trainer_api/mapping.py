@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tba.loggers import LOGGERS
 from tba.trainer_api.config import TBAConfig
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 LOSSES = ("trajectory_balance", "grpo", "dr_grpo", "cispo")
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+NO_PROJECT = "huggingface"
+"""What `project` is where a script says nothing."""
 MAX_PROMPT_TOKENS = 1 << 20
 """TRL bounds no prompt; the model's own limit remains."""
 
@@ -148,6 +151,9 @@ def tree_of(
         "evaluation": {"every": 0, "prompts": max(1, held_out), "during_prompts": max(1, held_out),
                        "samples": args.num_generations_eval or args.num_generations},
         "checkpoint": {"every": 0, "keep": args.save_total_limit or 2},
+        "logging": {"report_to": loggers_of(args), "name": args.run_name or None,
+                    "project": None if args.project in (None, "", NO_PROJECT) else args.project,
+                    "space": args.trackio_space_id or None},
     }
     if args.sync_ref_model:
         tree["reference"] = {"kind": "ema", "every": args.ref_model_sync_steps,
@@ -159,6 +165,11 @@ def tree_of(
             branch = branch.setdefault(key, {})
         branch[name] = value
     return tree
+
+
+def loggers_of(args: TBAConfig) -> list[str]:
+    """What `report_to` names of `tba.loggers`."""
+    return [name for name in args.report_to or () if name in LOGGERS]
 
 
 def _objective_of(args: TBAConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformers.trainer_callback import (
 )
 from transformers.trainer_utils import TrainOutput
 
-from tba import assembly, lora
+from tba import assembly, loggers, lora
 from tba import metrics as m
 from tba.policy import Policy, copy_out, load_tokenizer
 from tba.reading import check_settings
@@ -31,7 +31,7 @@ from tba.trainer_api.events import Events, prefixed
 from tba.trainer_api.fields import arguments_problems
 from tba.trainer_api.hub import Hub
 from tba.trainer_api.inputs import Rewards, model_type_of, rewards_of, rows_of, save_model, tokenizer_of
-from tba.trainer_api.mapping import Batch, problems_of, steps_of, tree_of
+from tba.trainer_api.mapping import Batch, loggers_of, problems_of, steps_of, tree_of
 
 START = "start"
 """Folder of the run directory with a model that was given as an object."""
@@ -83,6 +83,7 @@ class TBATrainer:
             chosen = getattr(self.args.eval_strategy, "value", self.args.eval_strategy)
             problems.append(f"eval_strategy = {chosen!r} needs eval_dataset; give one, or set eval_strategy='no'.")
         integrations = self._integrations(problems)
+        problems += loggers.missing(loggers_of(self.args))
         if problems or batch is None:
             raise SettingsError(problems)
         steps = steps_of(self.args, batch, len(training))
@@ -213,10 +214,11 @@ class TBATrainer:
         return ({}, []) if config is None else lora.settings_of(config, model_type_of(self._given_model))
 
     def _integrations(self, problems: list[str]) -> list[Any]:
-        """The callbacks of `report_to`; what keeps one from being made goes to `problems`."""
+        """Callbacks of what `report_to` names besides our loggers; what keeps one from being made is in `problems`."""
         found: list[Any] = []
+        others = [name for name in self.args.report_to or () if name not in loggers.LOGGERS]
         try:
-            for callback in get_reporting_integration_callbacks(self.args.report_to):
+            for callback in get_reporting_integration_callbacks(others):
                 found.append(callback())
         except (ImportError, RuntimeError, ValueError) as error:
             problems.append(f"report_to = {self.args.report_to!r}: {error} Install what is missing, or leave it out.")

@@ -1,0 +1,1 @@
+"""A run watched while it goes: a page on this machine, or a terminal."""
