@@ -101,6 +101,58 @@ def test_a_trainer_that_is_far_ahead_of_its_digests_waits_for_them(process: Trai
     assert digest(tensors) == notice.digest
 
 
+def test_the_next_gradient_is_made_while_weights_are_copied_and_only_the_update_waits(
+    process: TrainerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.publication(0)
+    trainer, gate, has_gradient = process._trainer, threading.Event(), threading.Event()
+    made, accumulate = trainer.snapshot, trainer._accumulate
+
+    def copied_late(*args: Any) -> Any:
+        assert gate.wait(60)
+        return made(*args)
+
+    def told(*args: Any) -> Any:
+        found = accumulate(*args)
+        if trainer.version == 1:
+            has_gradient.set()
+        return found
+
+    monkeypatch.setattr(trainer, "snapshot", copied_late)
+    monkeypatch.setattr(trainer, "_accumulate", told)
+    first, second, third = fed(process, 1, 2, 3)
+    assert first.result(timeout=60)[m.VERSION] == 1  # published after this step, and the copy hangs
+    assert has_gradient.wait(60)
+    assert not wait([second], timeout=0.5).done
+    assert trainer.version == 1
+    gate.set()
+    record = second.result(timeout=60)
+    assert record[m.PUBLISH_SECONDS] >= 0.4  # what waited for the copy is no work of the step
+    assert record[m.STEP_SECONDS] < record[m.PUBLISH_SECONDS]
+    assert third.result(timeout=60)[m.VERSION] == 3
+    for round_ in (1, 2, 3):
+        notice, tensors, _ = process.publication(round_)
+        assert (notice.version, digest(tensors)) == (round_, notice.digest)
+
+
+def test_a_copy_that_fails_is_told_to_who_asks_and_fails_the_next_step(
+    process: TrainerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.publication(0)
+
+    def fails(*args: Any) -> Any:
+        raise MemoryError("no room for a copy")
+
+    monkeypatch.setattr(process._trainer, "snapshot", fails)
+    first, second = fed(process, 1, 2)
+    assert first.result(timeout=60)[m.VERSION] == 1
+    with pytest.raises(MemoryError, match="no room"):
+        process.publication(1)
+    with pytest.raises(MemoryError, match="no room"):
+        second.result(timeout=60)
+    assert process._trainer.version == 1
+
+
 def test_a_digest_that_fails_is_told_to_who_asks_and_leaves_room(process: TrainerProcess) -> None:
     process.publication(0)
     for _ in range(MOST_UNDIGESTED + 1):

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,12 @@ class Trainer:
         )
 
     def step(
-        self, batch: Batch, sources: Sequence[Source] = (), *, search_kl: float = math.nan
+        self, batch: Batch, sources: Sequence[Source] = (), *, search_kl: float = math.nan,
+        before_update: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """One optimizer step on `batch`, whose groups come from `sources`; returns its metrics.
+
+        Until `before_update` returns, which is called when the gradient is there, weights and reference stay the same.
 
         `search_kl`, nats per completion, is what steers beta to a target KL. That of the batch cannot: its
         trajectories are no sample of the policy.
@@ -129,6 +132,7 @@ class Trainer:
         if self._newest is not None:
             record_s += self._newest.tell(step, self.version, batch, sources)
         if is_finite:
+            before_update()
             self._optimizer.step()
             self._loss.learn(parts)
             self.version += 1

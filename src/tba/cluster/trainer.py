@@ -47,6 +47,8 @@ class TrainerProcess:
         self._sync = settings.trainer.sync_every
         self._limit_s = settings.async_.wait_limit_s
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
+        self._copying = ThreadPoolExecutor(1, "copier", initializer=use_threads, initargs=(threads,))
+        self._copied: Future[None] | None = None
         self._digesting = ThreadPoolExecutor(1, "publisher")
         self._undigested = threading.BoundedSemaphore(MOST_UNDIGESTED)
         self._steps: dict[int, Future[dict[str, Any]]] = {}
@@ -79,11 +81,13 @@ class TrainerProcess:
         """One step, and the publication after it if it ends a round."""
         started = time.perf_counter()
         assert step == self._trainer.steps + 1, f"step {self._trainer.steps + 1} was fed the batch of step {step}"
+        published_s = self._publish_s
         record = {
-            **self._trainer.step(batch, sources, search_kl=found[m.SEARCH_KL]), **found,
+            **self._trainer.step(batch, sources, search_kl=found[m.SEARCH_KL], before_update=self._await_copy), **found,
             m.ROUND: (step - 1) // self._sync, m.WAIT_SECONDS: started - self._free,
             m.PUBLISH_SECONDS: self._publish_s,
         }
+        record[m.STEP_SECONDS] -= self._publish_s - published_s  # the wait for the copy, which is booked as publishing
         self._publish_s = 0.0
         if step % self._sync == 0:
             self._publish()
@@ -91,19 +95,37 @@ class TrainerProcess:
         return record
 
     def _publish(self) -> None:
-        """Copies the weights, which is all that the trainer's thread does for a publication.
+        """Has the weights copied, while the next step computes its gradient: only its update waits for the copy.
 
-        It waits here only where steps are shorter than digests for long, which `publish_s` then shows.
+        The trainer's thread waits here only where steps are shorter than digests for long; `publish_s` shows it.
         """
         started = time.perf_counter()
         self._undigested.acquire()  # given back by `_digest`, whatever becomes of it
         round_ = self._trainer.steps // self._sync
-        snapshot = self._trainer.snapshot(round_, self._spare.pop() if self._spare else None)
+        into = self._spare.pop() if self._spare else None
+        self._copied = self._copying.submit(self._copy, round_, into, self._publication_of(round_))
+        self._publish_s = time.perf_counter() - started
+
+    def _await_copy(self) -> None:
+        """Waits until the weights may change."""
+        if self._copied is None:
+            return
+        started = time.perf_counter()
+        self._copied.result(timeout=self._limit_s)
+        self._copied = None
+        self._publish_s += time.perf_counter() - started
+
+    def _copy(self, round_: int, into: Tensors | None, publication: Future[Weights]) -> None:
+        try:
+            snapshot = self._trainer.snapshot(round_, into)
+        except BaseException as error:
+            self._undigested.release()
+            publication.set_exception(error)
+            raise
         if snapshot.ref_version == self._sent_reference:
             snapshot = dataclasses.replace(snapshot, reference=None)
         self._sent_reference = snapshot.ref_version
-        self._digesting.submit(self._digest, snapshot, self._publication_of(round_))
-        self._publish_s = time.perf_counter() - started
+        self._digesting.submit(self._digest, snapshot, publication)
 
     def _digest(self, snapshot: Snapshot, publication: Future[Weights]) -> None:
         try:
