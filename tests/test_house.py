@@ -193,6 +193,7 @@ class House:
             paths += sorted(p for p in (self.root / folder).rglob("*") if p.suffix in TEXT_SUFFIXES)
         for path in paths:
             made = any(part in ("__pycache__", ".hypothesis") or "egg-info" in part for part in path.parts)
+            made |= path.name == "report.html"  # of a run that is kept: it carries a library
             if path.is_file() and not made:
                 yield path.relative_to(self.root).as_posix(), path.read_text("utf-8", errors="replace")
 

@@ -20,6 +20,7 @@ from tba.records import Prompt
 from tba.rewards.functions import Failure, Score, score_safely
 from tba.rewards.parts import Part, WeightedSum
 from tba.rewards.shapes import Called, arguments_of, shape_problem
+from tba.sections import LoggingSettings
 from tba.settings import SettingsError, TaskSettings
 from tba.tasks.custom import Custom
 from tba.tasks.own import OwnRewards
@@ -262,8 +263,10 @@ def test_the_code_of_the_page_runs(folder: Path) -> None:
     assert called(PROMPT, TWO) == [1.0, 0.0]
     called.close()
     (folder / "my_prompts.jsonl").write_text("\n".join(blocks("json")), "utf-8")
-    for block in blocks("yaml"):
-        tree = yaml.safe_load(block)["task"]
+    trees = [yaml.safe_load(block) for block in blocks("yaml")]
+    assert [list(tree) for tree in trees] == [["task"], ["task"], ["logging"]]
+    assert LoggingSettings.model_validate(trees[2]["logging"]).report_to == ("tensorboard", "wandb")
+    for tree in (tree["task"] for tree in trees[:2]):
         tree["path"] = str(folder / tree["path"])
         for reward in tree.get("rewards", ()):
             reward["function"] = str(folder / reward["function"])

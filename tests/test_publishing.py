@@ -186,10 +186,10 @@ def test_the_store_has_its_own_copy_before_a_buffer_is_used_again(tmp_path: Path
     """Each publication is read where the store has it, without a copy, while later ones are made."""
     import ray
 
-    wide = tree(model="new-llama", architecture={"layers": 1, "width": 64, "heads": 2, "positions": 8},
+    wide = tree(model="new-llama", architecture={"layers": 2, "width": 64, "heads": 2, "positions": 8},
                 engine={"name": "transformers"})
     make: Any = ray.remote(concurrency_groups={"feed": 1, "publish": 1})
-    rounds = 12
+    rounds = SIZES["steps"]  # the learning rate is above zero until the last
     with own_ray():
         process = make(TrainerProcess).remote(wide, 1, None, str(tmp_path))
         ray.get(process.ready.remote(str(tmp_path)), timeout=120)
