@@ -135,6 +135,18 @@ def test_the_next_gradient_is_made_while_weights_are_copied_and_only_the_update_
         assert (notice.version, digest(tensors)) == (round_, notice.digest)
 
 
+def test_a_copy_that_does_not_come_is_named(process: TrainerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.publication(0)
+    gate = threading.Event()
+    monkeypatch.setattr(process._trainer, "snapshot", lambda *args: gate.wait(60))
+    process._limit_s = 0.2
+    first, second = fed(process, 1, 2)
+    assert first.result(timeout=60)[m.VERSION] == 1
+    with pytest.raises(TimeoutError, match=r"weights of version 1 was not made within 0.2 s \(async.wait_limit_s\)"):
+        second.result(timeout=60)
+    gate.set()
+
+
 def test_a_copy_that_fails_is_told_to_who_asks_and_fails_the_next_step(
     process: TrainerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

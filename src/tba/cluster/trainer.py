@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,20 +111,25 @@ class TrainerProcess:
         if self._copied is None:
             return
         started = time.perf_counter()
-        self._copied.result(timeout=self._limit_s)
+        if not wait([self._copied], self._limit_s).done:
+            raise TimeoutError(
+                f"the copy of the weights of version {self._trainer.version} was not made within {self._limit_s:g} s "
+                f"(async.wait_limit_s): the machine may be out of memory; go on with tba resume."
+            )
+        self._copied.result()
         self._copied = None
         self._publish_s += time.perf_counter() - started
 
     def _copy(self, round_: int, into: Tensors | None, publication: Future[Weights]) -> None:
         try:
             snapshot = self._trainer.snapshot(round_, into)
+            if snapshot.ref_version == self._sent_reference:
+                snapshot = dataclasses.replace(snapshot, reference=None)
+            self._sent_reference = snapshot.ref_version
         except BaseException as error:
             self._undigested.release()
             publication.set_exception(error)
             raise
-        if snapshot.ref_version == self._sent_reference:
-            snapshot = dataclasses.replace(snapshot, reference=None)
-        self._sent_reference = snapshot.ref_version
         self._digesting.submit(self._digest, snapshot, publication)
 
     def _digest(self, snapshot: Snapshot, publication: Future[Weights]) -> None:
