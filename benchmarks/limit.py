@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -153,16 +152,21 @@ def memory(places: int = 4096, vocabulary: int = 150_000, width: int = 64) -> di
     peaks = {}
     for way in ("nothing", "pieces", "all"):
         script = (
-            "import resource, torch\n"
-            "from limit import logps_of\n"
+            "from limit import logps_of, peak_mib\n"
             f"logps_of({way!r}, {places}, {vocabulary}, {width})\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+            "print(peak_mib())\n"
         )
         done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, capture_output=True, text=True,
                               check=True)
         peaks[way] = float(done.stdout.split()[-1])
     beyond = {way: peaks[way] - peaks["nothing"] for way in ("pieces", "all")}
     return {"pieces_mib": beyond["pieces"], "all_mib": beyond["all"], "ratio": beyond["pieces"] / beyond["all"]}
+
+
+def peak_mib() -> float:
+    """Most memory that this process has had; `getrusage` would count that of the process it came from as well."""
+    (line,) = (line for line in Path("/proc/self/status").read_text("ascii").splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def logps_of(way: str, places: int, vocabulary: int, width: int) -> None:
@@ -208,7 +212,7 @@ def measured(parts: list[str], layers: int, scale: float) -> dict[str, Any]:
         found["growth"] = growth({**shape, "num_hidden_layers": max(1, layers // 15)}, rates["float32"], scale)
     if "memory" in parts:
         found["memory"] = memory(places=max(64, int(4096 * scale)))
-    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found["peak_mib"] = peak_mib()
     return found
 
 
