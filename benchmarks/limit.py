@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from publish import SMOLLM2_135M, batch_of, make_model, settings_of
+from publish import PROMPT_TOKENS, SMOLLM2_135M, batch_of, make_model, median_s, settings_of
 
 PARTS = ("rates", "training", "sampling", "growth", "memory")
 ROUNDS = 3
@@ -34,12 +33,7 @@ ROUNDS = 3
 def seconds(work: Callable[[], object], rounds: int = ROUNDS) -> float:
     """Processor's seconds of `work`, the median after one that is not counted."""
     work()
-    found = []
-    for _ in range(rounds):
-        started = time.process_time()
-        work()
-        found.append(time.process_time() - started)
-    return statistics.median(found)
+    return median_s(work, rounds, time.process_time)
 
 
 def rate_of(dtype: str, rows: int = 1024, width: int = 576, out: int = 1536) -> float:
@@ -84,10 +78,10 @@ def training(
         step_s = seconds(lambda: trainer.step(batch))
     rows = sum(len(micro.reward_N) for micro in batch.micro_batches)
     prompts = settings.groups_per_step
-    read = rows * (length - 1) + prompts * 16  # each prompt once, and no completion's last id
+    read = rows * (length - 1) + prompts * PROMPT_TOKENS  # each prompt once, and no completion's last id
     passes = 2 if rank else 3
     limit_s = products(
-        shape, places=read, attended=(length + 16) // 2, heads=rows * length, passes=passes
+        shape, places=read, attended=(length + PROMPT_TOKENS) // 2, heads=rows * length, passes=passes
     ) / rate
     return {"tokens": batch.num_tokens, "step_s": step_s, "limit_s": limit_s, "share": limit_s / step_s,
             "model_share": min(1.0, model_s / step_s)}
@@ -113,7 +107,7 @@ def sampling(shape: Mapping[str, int], *, prompts: int, length: int, dtype: str,
         settings = settings_of(make_model(Path(folder), shape), tokens=512, length=length, rank=16)
         start = make_policy(settings, make_task_of(settings))
         engine = make_engine(settings, start.sampling_copy(dtype))
-        asked = [Prompt(id=str(n), text="", tokens=tuple(range(3 + n, 19 + n))) for n in range(prompts)]
+        asked = [Prompt(id=str(n), text="", tokens=tuple(range(3 + n, 3 + n + PROMPT_TOKENS))) for n in range(prompts)]
         drawn: list[int] = []
 
         def work() -> None:
@@ -123,7 +117,8 @@ def sampling(shape: Mapping[str, int], *, prompts: int, length: int, dtype: str,
 
         search_s = seconds(work)
     limit_s = products(
-        shape, places=drawn[-1] + 16 * prompts, attended=16 + length // 2, heads=drawn[-1], passes=1
+        shape, places=drawn[-1] + PROMPT_TOKENS * prompts, attended=PROMPT_TOKENS + length // 2, heads=drawn[-1],
+        passes=1,
     ) / rate
     return {"tokens": drawn[-1], "search_s": search_s, "tokens_per_s": drawn[-1] / search_s, "limit_s": limit_s,
             "share": limit_s / search_s}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tba import diversity as room
 from tba.diversity import distinct_n, effective, effective_answers, embedding_distance, self_bleu
 from tba.embeddings import DIMENSIONS, Embedder
-from tba.estimates import kinds, vote, vote_of
+from tba.estimates import kinds, vote_of
 
 EMBED = Embedder(None)
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=7)
@@ -187,7 +187,7 @@ def test_kinds_name_the_first_of_each_answer_and_vote_as_answers_do() -> None:
     answers = [None, "3", "1/2", "0.5", None, "3", "7", "0.50"]
     assert kinds(answers, same) == [None, 1, 2, 2, None, 1, 6, 2]
     assert vote_of([None, 1, 2, 2, None, 1, 6, 2], [False, False, True, True, False, False, False, True]) == 1.0
-    assert vote(answers, [False, True, False, False, False, True, False, False], same) == 0.0
+    assert vote_of(kinds(answers, same), [False, True, False, False, False, True, False, False]) == 0.0
 
 
 # ---- what must hold -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tba import estimates
-from tba.estimates import RESAMPLES, bootstrap, vote, wilson
+from tba.estimates import RESAMPLES, bootstrap, kinds, vote_of, wilson
 
 
 def test_wilson_known_values() -> None:
@@ -100,7 +100,7 @@ def test_intervals_hold_the_truth_nearly_as_often_as_they_say() -> None:
 )
 def test_votes(answers: list[str | None], rights: list[bool], share: float) -> None:
     halves = {"1/2", "0.5", "0.50"}
-    assert vote(answers, rights, lambda one, other: {one, other} <= halves) == share
+    assert vote_of(kinds(answers, lambda one, other: {one, other} <= halves), rights) == share
 
 
 @settings(deadline=None)
@@ -109,5 +109,5 @@ def test_a_vote_does_not_depend_on_the_order(given_: list[tuple[str | None, bool
     right_of = {"a": True, "b": False, "c": False, None: False}
     answers = [answer for answer, _ in given_]
     shuffled = rng.sample(answers, len(answers))
-    found = [vote(a, [right_of[x] for x in a], lambda one, other: False) for a in (answers, shuffled)]
+    found = [vote_of(kinds(a, lambda one, other: False), [right_of[x] for x in a]) for a in (answers, shuffled)]
     assert found[0] == found[1]

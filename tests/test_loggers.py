@@ -208,11 +208,8 @@ def test_a_project_is_filled_in_where_nothing_names_one(monkeypatch: pytest.Monk
 def test_a_package_that_is_missing_is_said_before_anything_is_made(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = [name for name in ("wandb", "trackio") if not loggers._is_installed(name)]
-    if len(gone) < 2:
-        pytest.skip("wandb or trackio is installed here")
-    (tmp_path / "wandb").mkdir()  # a folder of files, as a logger leaves it, is no package
-    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)  # which is how Python marks what cannot be imported
     run = tmp_path / "run"
     words = [command, "enumerable", "logging.report_to=[wandb,trackio]", *(["--run", str(run)] * (command == "train"))]
     assert main(words) == 2
@@ -220,6 +217,15 @@ def test_a_package_that_is_missing_is_said_before_anything_is_made(
     assert error.count("error:") == 1
     assert "wandb and trackio, which are not installed; install with: pip install wandb trackio" in error
     assert not run.exists()
+
+
+def test_a_folder_of_files_as_a_logger_leaves_it_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "left_by_a_logger").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not loggers._is_installed("left_by_a_logger")
+    assert loggers._is_installed("numpy")
 
 
 # ---- whole runs ---------------------------------------------------------------------------------

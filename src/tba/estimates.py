@@ -80,8 +80,3 @@ def vote_of(kinds: Sequence[int | None], rights: Sequence[bool]) -> float:
     most = max(votes.values(), default=0)
     best = [rights[kind] for kind, count in votes.items() if count == most]
     return sum(best) / len(best) if best else 0.0
-
-
-def vote(answers: Sequence[str | None], rights: Sequence[bool], same: Callable[[str, str], bool]) -> float:
-    """`vote_of` answers of which `same` says whether two are one."""
-    return vote_of(kinds(answers, same), rights)
