@@ -121,7 +121,8 @@ def make_engine(settings: Settings, policy: Policy) -> Engine:
     Raises:
         SettingsError: the objective reads behaviour log-probs, and the engine gives none.
     """
-    engine: Engine = make(ENGINES[settings.engine.name], policy)
+    rows = {} if settings.engine.rows is None else {"rows": settings.engine.rows}
+    engine: Engine = make(ENGINES[settings.engine.name], policy, **rows)
     if "behaviour_logps" in reads(settings.objective) and not engine.gives_logps:
         free = ", ".join(name for name, knobs in OBJECTIVES.items() if "behaviour_logps" not in knobs.needs)
         raise SettingsError([

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tba.engines.protocol import Engine, Pause
 from tba.exploration import Exploration
@@ -130,8 +130,8 @@ class Searcher:
         self.times.scoring_s += scored - sampled
         self.times.reference_s += done - scored
         blank = [
-            Group(prompt=lease.prompt, trajectories=(), version=held[0][0], digest=held[0][1], number=lease.number,
-                  attempt=lease.attempt, searcher=self.name, run_attempt=run_attempt, echoes=_further(held[1:], own))
+            Group(prompt=lease.prompt, trajectories=(), number=lease.number, attempt=lease.attempt,
+                  searcher=self.name, run_attempt=run_attempt, **_sampled_with(held, own))
             for lease, own in zip(leases, completions, strict=True)
         ]
         return [
@@ -165,10 +165,12 @@ class Searcher:
         return [[next(flat) for _ in of_prompt] for of_prompt in completions]
 
 
-def _further(held: Sequence[tuple[int, str]], completions: Sequence[Completion]) -> tuple[tuple[int, str], ...]:
-    """Those of the (version, digest) in `held` that a token of `completions` was sampled with."""
+def _sampled_with(held: Sequence[tuple[int, str]], completions: Sequence[Completion]) -> dict[str, Any]:
+    """Which of the (version, digest) in `held` sampled the first tokens of a group, and which others one of it."""
+    digest_of, first = dict(held), min(completion.version for completion in completions)
     versions = {version for completion in completions for version in completion.token_versions}
-    return tuple(echo for echo in held if echo[0] in versions)
+    echoes = tuple(echo for echo in digest_of.items() if echo[0] in versions and echo[0] != first)
+    return {"version": first, "digest": digest_of[first], "echoes": echoes}
 
 
 def _fill(

@@ -91,6 +91,9 @@ class EngineSettings(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which searchers sample. In bfloat16 only the base under an adapter, which itself stays float32, and
     digests are of it. Evaluations sample in float32."""
+    rows: PositiveInt | None = None
+    """Completions under way at a time, at most, of `transformers`: further prompts of `search.batch_prompts` take the
+    place of those that have ended, so that a long one holds up none. All at once if null."""
     adopt_every: PositiveInt | None = None
     """New tokens of a batch between two looks at the newest publication, which is adopted in the midst of the batch;
     only between batches if null. Async mode only."""
@@ -403,6 +406,11 @@ def _limit_problems(s: Settings) -> Iterator[str]:
 
 def _engine_problems(s: Settings) -> Iterator[str]:
     every, longest = s.engine.adopt_every, s.search.max_new_tokens
+    if (rows := s.engine.rows) is not None and s.engine.name != "transformers":
+        yield f"engine.rows = {rows} is for engine.name=transformers, not {s.engine.name}; leave it out."
+    if rows is not None and rows < s.search.num_samples:
+        yield (f"engine.rows = {rows} has no room for the {s.search.num_samples} completions of a prompt "
+               f"(search.num_samples); raise it, or leave it out.")
     if s.engine.dtype != "float32" and not s.policy.lora.rank:
         yield f"engine.dtype = {s.engine.dtype} is for a base under an adapter; set policy.lora.rank, or leave it out."
     if every is None:

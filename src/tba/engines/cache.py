@@ -57,12 +57,38 @@ class RoomyLayer(DynamicLayer):
                     held[to, :, :width] = held[source, :, :width]
         self.keys, self.values = (held[:rows, :, :width] for held in self._held)
 
+    def take_in(self, other: RoomyLayer, drop: int) -> None:
+        """Adds the rows of `other` after the own ones, which lose their first `drop` positions.
 
-def roomy_cache() -> DynamicCache:
-    """An empty cache of such layers."""
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = RoomyLayer
-    return cache
+        Both end at the same position; what is shorter begins with blanks, which the mask has to cover.
+        """
+        mine, theirs = ([part[:, :, at:] for part in (layer.keys, layer.values)]
+                        for layer, at in ((self, drop), (other, 0)))
+        rows, width = len(mine[0]), max(mine[0].shape[-2], theirs[0].shape[-2])
+        room = width + max(ROOM, width // 4)
+        held = []
+        for own, new in zip(mine, theirs, strict=True):
+            both = own.new_zeros(rows + len(new), own.shape[1], room, own.shape[3])
+            both[:rows, :, width - own.shape[-2] : width] = own
+            both[rows:, :, width - new.shape[-2] : width] = new
+            held.append(both)
+        self._held = held
+        self.keys, self.values = (both[:, :, :width] for both in held)
+
+
+class RoomyCache(DynamicCache):
+    """A cache of such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_class_to_replicate = RoomyLayer
+
+    def take_in(self, other: RoomyCache, drop: int) -> None:
+        """Adds the rows of `other`, in every layer; see `RoomyLayer.take_in`."""
+        for layer, more in zip(self.layers, other.layers, strict=True):
+            assert isinstance(layer, RoomyLayer)
+            assert isinstance(more, RoomyLayer)
+            layer.take_in(more, drop)
 
 
 def _of_rows(old: Tensor, indices: Tensor, room: int) -> Tensor:
