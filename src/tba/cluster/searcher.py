@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -13,13 +14,19 @@ from tba.cluster.notices import Orders
 from tba.cluster.start import YIELDS, settle, start_process
 from tba.inflight import Lookout
 
+if TYPE_CHECKING:
+    from tba.searcher import Found
+
+POLL_S = 1.0
+"""Seconds between looks at whether groups could be handed over, while leases are awaited."""
+
 
 class SearcherProcess:
     """A searcher that asks, answers and scores until the run is over; it may die at any time.
 
     consumes: leases
-    waits for: the lead, inside the depot's `lease`
-    woken by: the depot's answer
+    waits for: the lead, inside the depot's `lease`; scores of the batch before
+    woken by: the depot's answer; its own scoring
     produces: groups
     """
 
@@ -35,9 +42,9 @@ class SearcherProcess:
     def run(self, depot: Any, life: str) -> None:
         """Searches with the newest weights, batch after batch; `depot` is the handle of the depot's process.
 
-        `life` names this life of the searcher to the depot. The next leases are asked for before groups are handed
-        over, which takes time on both sides; and groups are handed over only after those before them have arrived,
-        so that they arrive in their order.
+        `life` names this life of the searcher to the depot. The next leases are asked for while groups are scored and
+        handed over, and sampled if they come meanwhile. Groups are handed over only after those before them have
+        arrived, so that they arrive in their order.
         """
         settle(nicer_by=YIELDS)
         searcher = self._searcher
@@ -45,21 +52,34 @@ class SearcherProcess:
             self._adopt_every, ask=depot.latest.remote, read=ray.get,
             is_here=lambda handle: bool(ray.wait([handle], timeout=0)[0]))
         asked: Any = depot.lease.remote(life, f"{ray.util.get_node_ip_address()} pid {os.getpid()}")
-        delivered: Any = None
+        handing = ThreadPoolExecutor(1, "hander")
+        handed: Future[None] | None = None
         while True:
-            started = time.perf_counter()
-            orders: Orders | None = ray.get(asked)
-            searcher.times.idle_s += time.perf_counter() - started
+            orders = self._awaited(asked, handed)
             if orders is None:
                 break
             if not searcher.holds(notice := orders.notice):
                 (tensors,) = orders.tensors
                 is_new = notice.ref_version != searcher.ref_version
                 searcher.adopt(notice.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
-            groups = list(searcher.search(orders.leases, run_attempt=orders.run_attempt, lookout=lookout))
+            found = searcher.sample(orders.leases, run_attempt=orders.run_attempt, lookout=lookout)
+            if handed is not None:
+                handed.result()  # no more than one batch waits to be scored
+            handed = handing.submit(self._hand_over, depot, life, found)
             asked = depot.lease.remote(life)
-            if delivered is not None:
-                ray.get(delivered)
-            delivered = depot.deliver.remote(life, groups, dataclasses.asdict(searcher.times))
-        if delivered is not None:
-            ray.get(delivered)
+        if handed is not None:
+            handed.result()
+
+    def _hand_over(self, depot: Any, life: str, found: Found) -> None:
+        """Gives the depot groups once they are scored, and returns when they have arrived."""
+        groups = self._searcher.scored(found)
+        ray.get(depot.deliver.remote(life, groups, dataclasses.asdict(self._searcher.times)))
+
+    def _awaited(self, asked: Any, handed: Future[None] | None) -> Orders | None:
+        """What the depot answers; what goes wrong in the handing over meanwhile is raised here."""
+        started = time.perf_counter()
+        while not ray.wait([asked], timeout=POLL_S)[0]:
+            if handed is not None and handed.done():
+                handed.result()
+        self._searcher.times.idle_s += time.perf_counter() - started
+        return ray.get(asked)

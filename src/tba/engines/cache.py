@@ -62,18 +62,19 @@ class RoomyLayer(DynamicLayer):
 
         Both end at the same position; what is shorter begins with blanks, which the mask has to cover.
         """
-        mine, theirs = ([part[:, :, at:] for part in (layer.keys, layer.values)]
-                        for layer, at in ((self, drop), (other, 0)))
-        rows, width = len(mine[0]), max(mine[0].shape[-2], theirs[0].shape[-2])
+        rows, kept = self._held_rows(), self.get_seq_length() - drop
+        more, taken = other._held_rows(), other.get_seq_length()
+        width = max(kept, taken)
         room = width + max(ROOM, width // 4)
-        held = []
-        for own, new in zip(mine, theirs, strict=True):
-            both = own.new_zeros(rows + len(new), own.shape[1], room, own.shape[3])
-            both[:rows, :, width - own.shape[-2] : width] = own
-            both[rows:, :, width - new.shape[-2] : width] = new
-            held.append(both)
-        self._held = held
-        self.keys, self.values = (both[:, :, :width] for both in held)
+        for place, (own, new) in enumerate(zip(self._held, other._held, strict=True)):
+            both = own.new_zeros(rows + more, own.shape[1], room, own.shape[3])
+            both[:rows, :, width - kept : width] = own[:rows, :, drop : drop + kept]
+            both[rows:, :, width - taken : width] = new[:more, :, :taken]
+            self._held[place] = both
+        self.keys, self.values = (held[:, :, :width] for held in self._held)
+
+    def _held_rows(self) -> int:
+        return 0 if self.keys is None else len(self.keys)
 
 
 class RoomyCache(DynamicCache):
