@@ -199,7 +199,7 @@ def files(count: int) -> Figures:
 
 
 ATTACKS, ATTACK_TOKENS, DELIVERED, DRAWN = 150_000, 21, 128, (8, 16)
-"""Of an audit: the pool of its one prompt, tokens of an attack, attacks of a delivery, groups of a batch and their size."""
+"""Of an audit: pool of its one prompt, tokens of an attack, attacks of a delivery, groups of a batch and their size."""
 ALIKE = 0.3
 """Share of the attacks that are an earlier one with a token or two changed."""
 
@@ -224,25 +224,27 @@ def attacks(rng: np.random.Generator) -> Iterator[Group]:
 
 def audit(repeats: int = 200) -> Figures:
     """Milliseconds of a delivery into a full pool of one prompt and a draw after it, as an audit has them."""
-    found: Figures = {}
-    for dedup in ("exact", "near"):
-        rng = np.random.default_rng(3)
-        source = attacks(rng)
-        buffer = ReplayBuffer(Options(capacity=ATTACKS, capacity_per_prompt=ATTACKS, recent_age=1, dedup=dedup,
-                                      mix={"recent": 0.5, "reward": 0.5}, keep_logps=False))
-        while len(buffer) < ATTACKS - DELIVERED:
-            buffer.add(next(source))
-        gc.freeze()  # as the depot's process does
-        added, drawn = [], []
-        for delivery in islice(source, repeats):
-            added.append(1e3 * timed(lambda d=delivery: buffer.add(d)))
-            drawn.append(1e3 * timed(lambda: buffer.sample(*DRAWN, version=0, rng=rng)))
-        both = [one + other for one, other in zip(added, drawn, strict=True)]
-        for name, values in (("add", added), ("draw", drawn), ("both", both)):
-            found[f"{dedup}, {name}: ms"], found[f"{dedup}, {name}: most ms"] = statistics.median(values), max(values)
-        found[f"{dedup}, both: pool ms"] = statistics.median(both)
-        found[f"{dedup}: attacks held"] = len(buffer)
-        gc.unfreeze()
+    return audit_of("exact", repeats) | audit_of("near", repeats)
+
+
+def audit_of(dedup: str, repeats: int) -> Figures:
+    """With one way to tell copies."""
+    rng = np.random.default_rng(3)
+    source = attacks(rng)
+    buffer = ReplayBuffer(Options(capacity=ATTACKS, capacity_per_prompt=ATTACKS, recent_age=1, dedup=dedup,
+                                  mix={"recent": 0.5, "reward": 0.5}, keep_logps=False))
+    while len(buffer) < ATTACKS - DELIVERED:
+        buffer.add(next(source))
+    gc.freeze()  # as the depot's process does
+    added, drawn = [], []
+    for delivery in islice(source, repeats):
+        added.append(1e3 * timed(lambda d=delivery: buffer.add(d)))
+        drawn.append(1e3 * timed(lambda: buffer.sample(*DRAWN, version=0, rng=rng)))
+    gc.unfreeze()
+    both = [one + other for one, other in zip(added, drawn, strict=True)]
+    found = {f"{dedup}: attacks held": float(len(buffer)), f"{dedup}, both: pool ms": statistics.median(both)}
+    for name, values in (("add", added), ("draw", drawn), ("both", both)):
+        found[f"{dedup}, {name}: ms"], found[f"{dedup}, {name}: most ms"] = statistics.median(values), max(values)
     return found
 
 

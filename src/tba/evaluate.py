@@ -22,7 +22,7 @@ from tba.leases import completion_seed
 from tba.policy import Policy
 from tba.records import Completion, Prompt
 from tba.rewards.functions import FULL_MARKS, Failure, Score
-from tba.scoring import Scoring
+from tba.scoring import Scores, Scoring
 from tba.tasks.enumerable import Enumerable, listed, log_target
 from tba.tasks.protocol import Answers, Task, outcomes
 from tba.weights import Tensors
@@ -63,7 +63,7 @@ class Evaluator:
         self._audit = Audit(task) if isinstance(task, Audits) else None
         self.embed = Embedder(None) if self._audit is None else self._audit.embed
         """What completions of a prompt are told apart by; an audit's own if it has one."""
-        self.scoring = Scoring(task)
+        self.scoring: Scores = Scoring(task)
         """What has completions scored, as many prompts at once as it was made for."""
         self._listed: list[tuple[Prompt, Sequence[tuple[int, ...]], Sequence[float]]] = []
         self._comparison = Comparison(

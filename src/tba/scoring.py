@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, Score
@@ -12,6 +13,14 @@ from tba.tasks.protocol import Task, outcomes
 
 Outcomes = list[Score | Failure]
 """One of each completion of a prompt."""
+
+
+class Scores(Protocol):
+    """What completions are scored by, here or elsewhere."""
+
+    def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> Future[Outcomes]:
+        """The scores of a prompt's completions, once they are there."""
+        ...
 
 
 class Scoring:

@@ -15,7 +15,7 @@ from tba.inflight import Lookout
 from tba.leases import completion_seed
 from tba.records import Completion, Group, Lease, Prompt, Trajectory, Unscored
 from tba.rewards.functions import Failure, Score, clip
-from tba.scoring import Outcomes, Scoring
+from tba.scoring import Outcomes, Scores, Scoring
 from tba.tasks.protocol import Task
 from tba.weights import Publication, Tensors, Weights, check_held, digests
 
@@ -75,7 +75,7 @@ class Searcher:
         `keeps_ref_logps`: trajectories carry the reference log-prob of each token, not only their sum.
         """
         self._engine, self._reference = engine, reference
-        self.scoring = Scoring(task)
+        self.scoring: Scores = Scoring(task)
         """What has completions scored, as many prompts at once as it was made for."""
         self._exploration, self._num_samples, self._batch_prompts = exploration, num_samples, batch_prompts
         self._seed, self._keeps_ref_logps = seed, keeps_ref_logps

@@ -103,6 +103,9 @@ class SearchSettings(Section):
     scorers: PositiveInt = 1
     """Prompts whose completions a searcher has scored at the same time, beside sampling; each call of a reward
     function then has a process of its own."""
+    scorer_processes: NonNegativeInt = 0
+    """Processes that score for all searchers, each with reward models, judges and victims of its own and with what
+    `resources.scorer` gives it; if 0, each searcher scores for itself. Async mode only."""
     score_limit_s: PositiveFloat = 10.0
     """Seconds that a user's reward function may take for one prompt's completions."""
 
@@ -413,6 +416,9 @@ def _engine_problems(s: Settings) -> Iterator[str]:
 
 def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
+    if search.scorer_processes and s.mode == "lockstep":
+        yield (f"search.scorer_processes = {search.scorer_processes} has no use in mode = lockstep, which is one "
+               f"process; set mode=async, or leave it out.")
     bears_it = s.task.name in ("custom", "script") and all(reward.function for reward in s.task.rewards)
     if search.scorers > 1 and not bears_it:
         yield (f"search.scorers = {search.scorers} is for reward functions of task.name=custom or a script; leave it "

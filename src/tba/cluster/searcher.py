@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from tba.cluster.notices import Orders
+from tba.cluster.scorers import RemoteScoring
 from tba.cluster.start import YIELDS, settle, start_process
 from tba.inflight import Lookout
 
@@ -30,12 +32,19 @@ class SearcherProcess:
     produces: groups
     """
 
-    def __init__(self, tree: dict[str, Any], threads: int, name: str, brought: object = None) -> None:
-        """`tree` is the resolved settings tree; `brought` is what a script hands over for scoring."""
+    def __init__(
+        self, tree: dict[str, Any], threads: int, name: str, brought: object = None, scorers: Sequence[Any] = ()
+    ) -> None:
+        """`tree` is the resolved settings tree; `brought` is what a script hands over for scoring.
+
+        `scorers` are the processes that score; none: it does so itself.
+        """
         from tba import assembly
 
         settings, task, policy = start_process(tree, threads, brought)
         self._searcher = assembly.make_searcher(settings, task, policy, name)
+        if scorers:
+            self._searcher.scoring = RemoteScoring(scorers)
         self._searcher.warm_up(sorted(policy.stop_ids)[:1])
         self._adopt_every = settings.engine.adopt_every
 
