@@ -129,10 +129,16 @@ class Searcher:
             part = leases[at : at + self._batch_prompts]
             later = self.sample(part, run_attempt=run_attempt, lookout=lookout)
             if found is not None:
-                yield from self.scored(found)
+                yield from self._awaited(found)
             found = later
         if found is not None:
-            yield from self.scored(found)
+            yield from self._awaited(found)
+
+    def _awaited(self, found: Found) -> list[Group]:
+        started = time.perf_counter()
+        groups = self.scored(found)
+        self.times.scoring_s += time.perf_counter() - started
+        return groups
 
     def sample(self, leases: Sequence[Lease], *, run_attempt: int = 0, lookout: Lookout | None = None) -> Found:
         """Samples completions of all leases at once, and has them scored, which is not waited for."""
@@ -160,9 +166,7 @@ class Searcher:
 
     def scored(self, found: Found) -> list[Group]:
         """The groups of what was sampled, once all of it is scored; any thread may wait for it."""
-        started = time.perf_counter()
         scores = [outcomes.result() for outcomes in found.outcomes]
-        self.times.scoring_s += time.perf_counter() - started
         return [
             _fill(group, c, s, r, found.ref_version)
             for group, c, s, r in zip(found.blank, found.completions, scores, found.ref_logps, strict=True)

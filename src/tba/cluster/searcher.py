@@ -62,7 +62,7 @@ class SearcherProcess:
             is_here=lambda handle: bool(ray.wait([handle], timeout=0)[0]))
         asked: Any = depot.lease.remote(life, f"{ray.util.get_node_ip_address()} pid {os.getpid()}")
         handing = ThreadPoolExecutor(1, "hander")
-        handed: Future[None] | None = None
+        handed: Future[float] | None = None
         while True:
             orders = self._awaited(asked, handed)
             if orders is None:
@@ -72,23 +72,34 @@ class SearcherProcess:
                 is_new = notice.ref_version != searcher.ref_version
                 searcher.adopt(notice.weights(ray.get(tensors), ray.get(orders.reference[0]) if is_new else None))
             found = searcher.sample(orders.leases, run_attempt=orders.run_attempt, lookout=lookout)
-            if handed is not None:
-                handed.result()  # no more than one batch waits to be scored
+            if handed is not None:  # no more than one batch waits to be scored
+                started = time.perf_counter()
+                handed.result()
+                searcher.times.scoring_s += time.perf_counter() - started
             handed = handing.submit(self._hand_over, depot, life, found)
             asked = depot.lease.remote(life)
         if handed is not None:
             handed.result()
 
-    def _hand_over(self, depot: Any, life: str, found: Found) -> None:
-        """Gives the depot groups once they are scored, and returns when they have arrived."""
+    def _hand_over(self, depot: Any, life: str, found: Found) -> float:
+        """Gives the depot groups once they are scored; returns when that was."""
         groups = self._searcher.scored(found)
+        scored_at = time.perf_counter()
         ray.get(depot.deliver.remote(life, groups, dataclasses.asdict(self._searcher.times)))
+        return scored_at
 
-    def _awaited(self, asked: Any, handed: Future[None] | None) -> Orders | None:
-        """What the depot answers; what goes wrong in the handing over meanwhile is raised here."""
+    def _awaited(self, asked: Any, handed: Future[float] | None) -> Orders | None:
+        """What the depot answers; what goes wrong in the handing over meanwhile is raised here.
+
+        As long as its own groups are being scored, the depot may wait for these: that is no idleness.
+        """
         started = time.perf_counter()
         while not ray.wait([asked], timeout=POLL_S)[0]:
             if handed is not None and handed.done():
                 handed.result()
-        self._searcher.times.idle_s += time.perf_counter() - started
+        now = time.perf_counter()
+        scored_at = started if handed is None else handed.result() if handed.done() else now
+        scoring_s = max(0.0, scored_at - started)
+        times = self._searcher.times
+        times.scoring_s, times.idle_s = times.scoring_s + scoring_s, times.idle_s + now - started - scoring_s
         return ray.get(asked)
