@@ -176,7 +176,7 @@ def test_too_few_too_many_and_what_goes_on_after_a_stop_is_refused(
 def test_a_refusal_says_what_the_server_needs(up: Callable[..., tuple[StandIn, VllmServerEngine]]) -> None:
     stand_in, engine = up(llama_policy(1))
     stand_in.twist = lambda path, request, reply: 404 if path == "/collective_rpc" else reply
-    with pytest.raises(ServerFailedError, match=r"refused, status 404.*it needs VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(ServerFailedError, match=r"refused, status 404.*whole weights need VLLM_SERVER_DEV_MODE=1"):
         engine.load(copy_out(llama_policy(2).model), 5)
 
 

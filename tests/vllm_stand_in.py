@@ -19,7 +19,7 @@ from tba.policy import Policy
 from tba.records import Prompt
 
 Twist = Callable[[str, dict[str, Any], dict[str, Any]], Any]
-"""(path, request, reply) -> what is sent instead; a status alone if it is a number."""
+"""(path, request, reply) -> what is sent instead; a status alone if it is a number, text as it is."""
 
 
 class StandIn:
@@ -37,10 +37,10 @@ class StandIn:
             if path == "/v1/load_lora_adapter":
                 self.adapters[request["lora_name"]] = load_file(
                     Path(request["lora_path"]) / "adapter_model.safetensors")
-                return {}
+                return "Success: LoRA adapter added successfully."
             if path == "/v1/unload_lora_adapter":
                 del self.adapters[request["lora_name"]]
-                return {}
+                return "Success: LoRA adapter removed successfully."
             if path == "/collective_rpc":
                 tensors = load_file(Path(request["kwargs"]["weights_path"]) / "model.safetensors")
                 self.policy.model.load_state_dict(tensors, strict=False)
@@ -76,7 +76,8 @@ def serving(stand_in: StandIn) -> Iterator[str]:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             reply = stand_in.twist(self.path, request, stand_in.answer(self.path, request))
             self.send_response(reply if isinstance(reply, int) else 200)
-            body = b"" if isinstance(reply, int) else json.dumps(reply).encode()
+            text = reply if isinstance(reply, str) else json.dumps(reply)  # what is done is told in plain text
+            body = b"" if isinstance(reply, int) else text.encode()
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

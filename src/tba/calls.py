@@ -94,6 +94,13 @@ class Calls:
 
         `read` raises ValueError, KeyError, IndexError or TypeError where the reply is none.
         """
+        return self._repeated(path, asked, lambda body: read(json.loads(body)))
+
+    def do(self, path: str, asked: Mapping[str, Any]) -> CallFailed | None:
+        """Has something done that is told by the status alone: None if it was, else how the last call failed."""
+        return self._repeated(path, asked, lambda body: None)
+
+    def _repeated(self, path: str, asked: Mapping[str, Any], read: Callable[[bytes], T]) -> T | CallFailed:
         how, body = self._how, json.dumps(asked).encode()
         for call in range(how.retries + 1):
             try:
@@ -115,7 +122,7 @@ class Calls:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def _call(self, path: str, body: bytes, read: Callable[[Any], T]) -> T:
+    def _call(self, path: str, body: bytes, read: Callable[[bytes], T]) -> T:
         with self._lock:
             self.made += 1
         reply = self._post(body, path)
@@ -125,7 +132,7 @@ class Calls:
             raise CallFailed(reason, f"status {reply.status}: {said}", may_pass=reply.status in PASSING,
                              after_s=reply.retry_after_s)
         try:
-            return read(json.loads(reply.body))
+            return read(reply.body)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             shown = reply.body[:120].decode("utf-8", "replace")
             raise CallFailed("bad_reply", f"{type(error).__name__}: {error} in {shown!r}", may_pass=True) from error

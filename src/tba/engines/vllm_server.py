@@ -17,7 +17,10 @@ from tba.policy import Policy
 
 COMPLETIONS, LOAD, UNLOAD = "/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 RPC, RESET = "/collective_rpc", "/reset_prefix_cache"
-"""Paths on the server; the last two are there with VLLM_SERVER_DEV_MODE=1."""
+"""Paths on the server."""
+NEEDS = dict.fromkeys((LOAD, UNLOAD), "; it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True") | (
+    dict.fromkeys((RPC, RESET), "; whole weights need VLLM_SERVER_DEV_MODE=1 there"))
+"""What a path is there with."""
 
 
 class ServerFailedError(RuntimeError):
@@ -78,20 +81,20 @@ class Server:
         folder = self._folder / f"{version}-{secrets.token_hex(4)}"
         if not self._is_adapted:
             save_base(model, folder)
-            self._ask(RPC, [{"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}], _anything)
-            self._ask(RESET, [{}], _anything)
+            self._do(RPC, {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+            self._do(RESET, {})
         else:
             model.save_pretrained(folder, safe_serialization=True)
             before, self._served = self._served, f"{self._own}-{folder.name}"
-            self._ask(LOAD, [{"lora_name": self._served, "lora_path": str(folder)}], _anything)
+            self._do(LOAD, {"lora_name": self._served, "lora_path": str(folder)})
             if before != self._base:
-                self._ask(UNLOAD, [{"lora_name": before}], _anything)
+                self._do(UNLOAD, {"lora_name": before})
         shutil.rmtree(folder)
 
     def close(self) -> None:
         """Takes the adapter off the server, and ends the calls."""
         if self._served != self._base:
-            self._calls.ask(UNLOAD, {"lora_name": self._served}, _anything)
+            self._calls.do(UNLOAD, {"lora_name": self._served})
         self._calls.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -99,17 +102,17 @@ class Server:
         found = self._calls.each(lambda body: self._calls.ask(path, body, read), bodies)
         lost = [one for one in found if isinstance(one, CallFailed)]
         if lost:
-            hint = "; it needs VLLM_SERVER_DEV_MODE=1 for full weights" if path in (RPC, RESET) else ""
-            hint = "; it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if path == LOAD else hint
-            raise ServerFailedError(
-                f"{self._endpoint}{path} failed for {len(lost)} of {len(bodies)} calls: {lost[0].reason}, "
-                f"{lost[0].detail}{hint}."
-            )
+            raise self._failed(path, lost[0], f" for {len(lost)} of {len(bodies)} calls")
         return found
 
+    def _do(self, path: str, body: dict[str, Any]) -> None:
+        if isinstance(lost := self._calls.do(path, body), CallFailed):
+            raise self._failed(path, lost)
 
-def _anything(reply: Any) -> Any:
-    return reply
+    def _failed(self, path: str, lost: CallFailed, share: str = "") -> ServerFailedError:
+        return ServerFailedError(
+            f"{self._endpoint}{path} failed{share}: {lost.reason}, {lost.detail}{NEEDS.get(path, '')}."
+        )
 
 
 def sampled_in(reply: Any) -> tuple[list[int], list[float]]:
