@@ -13,7 +13,7 @@ from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems
 from tba.engine_settings import EngineSettings, engine_problems
 from tba.maths_settings import maths_problems
-from tba.preference_settings import RewardModelSettings, preference_problems
+from tba.preference_settings import RewardModelSettings, classifier_problems, preference_problems
 from tba.redteam_settings import redteam_problems
 from tba.sections import (
     EvaluationSettings,
@@ -412,6 +412,8 @@ def _engine_problems(s: Settings) -> Iterator[str]:
 
 def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
+    if s.evaluation.embedder is not None:
+        yield from classifier_problems("evaluation.embedder", s.evaluation.embedder)
     if search.scorer_processes and s.mode == "lockstep":
         yield (f"search.scorer_processes = {search.scorer_processes} has no use in mode = lockstep, which is one "
                f"process; set mode=async, or leave it out.")
