@@ -58,6 +58,9 @@ class PolicySettings(Section):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """How attention is computed. On a CPU in bfloat16 `eager` is faster backward; it holds a number for each pair of
     positions."""
+    device: str = "auto"
+    """Where the model computes: cpu, cuda, cuda:1; auto: cuda if there is one. In async mode each process sees the GPUs
+    that its `resources` give it, and without any computes on the CPU."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer; the model's own if null."""
     trust_remote_code: bool = False

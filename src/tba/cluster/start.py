@@ -59,4 +59,5 @@ def start_process(tree: dict[str, Any], threads: int, brought: object = None) ->
 
     settings = check_settings(tree)
     task = assembly.make_task_of(settings, brought)
-    return settings, task, assembly.make_policy(settings, task)
+    device = None if ray.get_gpu_ids() or settings.policy.device != "auto" else "cpu"  # none was set aside for it
+    return settings, task, assembly.make_policy(settings, task, device)
