@@ -140,11 +140,18 @@ def draws_of(case: dict[str, Any], step: int) -> list[Any]:
         rng = random.Random(step)
         return [
             make_draw(make_prompt(f"p{n}", prompt), [
-                make_trajectory(f"p{n}", [*rng.choices(range(3, 11), k=rng.randint(1, 4)), STOP], reward=rng.gauss(0, 1))
-                for _ in range(4 + n)
+                make_trajectory(f"p{n}", [*rng.choices(range(3, 11), k=size % 4), STOP], reward=rng.gauss(0, 1))
+                for size in range(4 + n)
             ])
             for n, prompt in enumerate([[1, *rng.choices(range(3, 11), k=case["prompt"])] for _ in range(3)])
         ]
+    kind = case["draws"][step] if "draws" in case else "good"
+    if kind == "bad":  # rewards whose square overflows float32
+        draws = random_draws((3, 2), seed=step)
+        bad = [make_trajectory("bad", (n, STOP), reward=n * 1e30) for n in (3, 5)]
+        return [*draws, make_draw(make_prompt("bad"), bad)]
+    if kind == "none":
+        return random_draws((1, 1, 1), seed=step)
     draws = random_draws(case.get("sizes", (4, 2, 1, 3, 2, 6, 3)), seed=step, longest=3 if case.get("table") else 6)
     first = draws[0].trajectories
     return [make_draw(draws[0].prompt, [*first, first[1]]), *draws[1:]]
@@ -156,18 +163,23 @@ def train(ranks: Any, case: dict[str, Any], steps: Sequence[int], trainer: Any =
 
     trainer = make_trainer(case, ranks) if trainer is None else trainer
     count = 1 if ranks is None else ranks.count
-    found = []
+    found, start = [], dict(trainer.snapshot(0).tensors)
     for step in steps:
         batch = collate(draws_of(case, step), max_tokens=case.get("max_tokens", 16_384), ranks=count)
         for micro in batch.micro_batches:
             micro.version_N.clamp_(max=trainer.version)
         found.append(trainer.step(batch, search_kl=math.nan))
-    return {"metrics": found, "tensors": dict(trainer.snapshot(0).tensors)}
+    return {"metrics": found, "tensors": dict(trainer.snapshot(0).tensors), "start": start}
 
 
-def train_all(ranks: Any, steps: int) -> dict[str, dict[str, Any]]:
-    """Every case, one after another."""
-    return {name: train(ranks, case, range(steps)) for name, case in CASES.items()}
+def tensors_of(file: dict[str, Any]) -> dict[str, Any]:
+    """The weights in a saved file."""
+    return {name: tensor for name, tensor in file.items() if name.startswith("weights.")}
+
+
+def train_some(ranks: Any, names: Sequence[str], steps: int) -> dict[str, dict[str, Any]]:
+    """Cases, one after another."""
+    return {name: train(ranks, CASES[name], range(steps)) for name in names}
 
 
 def saved(ranks: Any, case: dict[str, Any], steps: Sequence[int], start: str | None, end: str) -> None:

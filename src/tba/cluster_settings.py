@@ -28,8 +28,8 @@ class AsyncSettings(Section):
     max_restarts: NonNegativeInt = 5
     """Deaths of one searcher in a row before the run ends, if no searcher delivers a group between them."""
     threads: PositiveInt | None = None
-    """Threads of each trainer rank and of each searcher; if null an even share of the cores, or the CPUs of `resources` on a
-    cluster."""
+    """Threads of each trainer rank and of each searcher; if null an even share of the cores, or the CPUs of `resources`
+    on a cluster."""
 
     @property
     def longest_lease_s(self) -> float:

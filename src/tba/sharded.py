@@ -52,6 +52,11 @@ def hold_store(host: str) -> dist.TCPStore:
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
+def reach_store(seat: Seat) -> dist.TCPStore:
+    """The store of `hold_store`, from another process."""
+    return dist.TCPStore(seat.host, seat.port, is_master=False, timeout=timedelta(seconds=seat.start_limit_s))
+
+
 class Sharded:
     """See `Ranks`. The tensors are cut by their first dimension.
 
@@ -68,7 +73,7 @@ class Sharded:
             RankMissingError: some did not come within `seat.start_limit_s`.
         """
         self.rank, self.count = seat.rank, seat.count
-        self._seat, self._store = seat, store
+        self._seat, self._store = seat, store.clone()  # so that who waits for a word does not hold the group's up
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         _meet(store, seat)
         dist.init_process_group(

@@ -1,0 +1,67 @@
+"""The driver's side of a trainer's ranks: who of them died, or does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from tba.cluster.searchers import RunFailedError, reason_of
+
+LOOK_SHARE = 0.25
+"""Of `async.wait_limit_s`: what a rank has to answer within when it is looked at."""
+
+
+class TrainerRanks:
+    """All ranks of a trainer; the first is the one that the driver speaks to.
+
+    consumes: their ends
+    waits for: nothing; when something has failed, answers to a look, for a quarter of `async.wait_limit_s`
+    woken by: the driver
+    produces: the name of the rank at fault
+    """
+
+    def __init__(self, first: Any, others: Sequence[Any], *, limit_s: float) -> None:
+        """`others` are sent to work; `limit_s` is `async.wait_limit_s`."""
+        self._all, self._limit_s = [first, *others], LOOK_SHARE * limit_s
+        self._running = {handle.run.remote(): rank for rank, handle in enumerate(others, 1)}
+
+    def look_after(self) -> None:
+        """RunFailedError if a rank has ended, which none does by itself."""
+        if self._running and ray.wait(list(self._running), timeout=0)[0]:
+            self.blame()
+
+    def blame(self) -> None:
+        """Finds out which rank is at fault for what failed; nothing if none is, or there is one rank only.
+
+        Who died comes before who does not answer, and that before who failed: the others fail for want of it.
+
+        Raises:
+            RunFailedError: with its number.
+        """
+        if len(self._all) == 1:
+            return
+        asked = {handle.look.remote(): rank for rank, handle in enumerate(self._all)}
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=self._limit_s)
+        for reference in sorted(answered, key=asked.__getitem__):
+            try:
+                ray.get(reference)
+            except RayActorError as error:
+                raise self._failure(asked[reference], f"died ({reason_of(error)})") from error
+            except RayError:
+                continue
+        for reference in sorted(silent, key=asked.__getitem__):
+            raise self._failure(asked[reference], f"does not answer within {self._limit_s:g} s")
+        for reference in ray.wait(list(self._running), num_returns=len(self._running), timeout=0)[0]:
+            try:
+                ray.get(reference)
+            except RayTaskError as error:
+                raise self._failure(self._running[reference], f"failed ({reason_of(error)})") from error
+
+    def _failure(self, rank: int, what: str) -> RunFailedError:
+        return RunFailedError(
+            f"trainer rank {rank} of {len(self._all)} {what}; go on from the newest checkpoint with tba resume RUN, "
+            f"with as many ranks as you like (trainer.processes)."
+        )
