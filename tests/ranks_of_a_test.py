@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -180,6 +181,18 @@ def tensors_of(file: dict[str, Any]) -> dict[str, Any]:
 def train_some(ranks: Any, names: Sequence[str], steps: int) -> dict[str, dict[str, Any]]:
     """Cases, one after another."""
     return {name: train(ranks, CASES[name], range(steps)) for name in names}
+
+
+def late(ranks: Any, who: int, seconds: float) -> tuple[str, int]:
+    """A sum that rank `who` never comes to: what each rank hears of it, and how much it has begun."""
+    if ranks.rank == who:
+        time.sleep(seconds)
+        return "", ranks.begun
+    try:
+        ranks.totals([1.0])
+    except RuntimeError as error:
+        return str(error), ranks.begun
+    return "all came", ranks.begun
 
 
 def saved(ranks: Any, case: dict[str, Any], steps: Sequence[int], start: str | None, end: str) -> None:

@@ -13,17 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 import tba.policy
-from ranks_of_a_test import CASES, Company, company, draws_of, saved, tensors_of, train, train_some
+from ranks_of_a_test import CASES, Company, company, late, saved, tensors_of, train, train_some
 from support import make_draw, make_prompt, make_settings, make_trajectory, random_draws
 from tba import metrics as m
 from tba.batch import collate, dealt
+from tba.cluster.ranks import LATE
 from tba.sharded import RankMissingError, Seat, Sharded, hold_store, reach_store, share_of
+from tba.tensor_file import write_tensors
 
 STEPS = 20
 QUICK = ("full, tied", "cut", "adapter, moving reference", "few groups")
@@ -57,11 +63,11 @@ def numbers(record: dict[str, Any]) -> dict[str, float]:
 
 
 def furthest(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Largest difference of tensors, relative to the largest number of each."""
+    """Largest difference of tensors, relative to the norm of each."""
     assert ours.keys() == theirs.keys()
     found = []
     for name in ours:
-        gap, size = np.abs(ours[name] - theirs[name]).max(), np.abs(theirs[name]).max()
+        gap, size = np.linalg.norm(ours[name] - theirs[name]), np.linalg.norm(theirs[name])
         found.append(float(gap / size) if size else math.inf if gap else 0.0)
     return max(found)
 
@@ -238,6 +244,29 @@ def test_ranks_without_meaning_are_refused_by_name(words: dict[str, Any], said: 
         make_settings(**words)
 
 
-def test_every_quick_case_has_its_draws() -> None:
-    for name in QUICK:
-        assert len(draws_of(CASES[name], 0)) >= 2
+# ---- who is at fault ------------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_rank_gives_up_in_time_and_has_begun_more() -> None:
+    with company(3, limit_s=2.0) as ranks:
+        said = ranks.do(late, 1, 6.0)
+    assert LATE in said[0][0] + said[2][0]  # the other of the two may hear that this one gave up
+    assert said[1][1] < said[0][1] == said[2][1]
+
+
+# ---- a file written piece by piece ----------------------------------------------------------------
+
+
+def test_a_file_is_that_of_the_library(tmp_path: Path) -> None:
+    tensors = {
+        "odd": torch.arange(3, dtype=torch.uint8), "b.wide": torch.randn(2, 3).t(), "a": torch.tensor(7.5),
+        "flags": torch.tensor([True, False]), "long": torch.tensor([[2**40]]), "half": torch.ones(3).bfloat16(),
+        "none": torch.zeros(0, 4),
+    }
+    given: list[Tensor] = []
+    write_tensors(tmp_path / "ours", tensors, lambda tensor: given.append(tensor) or tensor)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "theirs")
+    ours, theirs = (load_torch(tmp_path / name) for name in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[n].dtype == theirs[n].dtype and torch.equal(ours[n], theirs[n]) for n in ours)
+    assert [len(given), *given[0].shape] == [7, 1, 1]  # each once, those of eight bytes first

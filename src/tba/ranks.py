@@ -33,6 +33,11 @@ class Ranks(Protocol):
         """How many there are."""
         ...
 
+    @property
+    def begun(self) -> int:
+        """Passes and collectives that this one has begun: who waits for another has begun more than it."""
+        ...
+
     def take(self, policy: Policy) -> None:
         """Leaves this rank its share of the policy's tensors, before anything names them."""
         ...
@@ -60,7 +65,7 @@ class Ranks(Protocol):
         """Everybody's items, in the order of the ranks; on the first one, or `everywhere`; else none."""
         ...
 
-    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> float:
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> float:
         """Scales the gradient down to a norm of `limit`; returns the norm that it had."""
         ...
 
@@ -80,7 +85,7 @@ class Ranks(Protocol):
 class Alone:
     """One process with the whole model."""
 
-    rank, count = 0, 1
+    rank, count, begun = 0, 1, 0
 
     def take(self, policy: Policy) -> None:
         """Nothing: all of it is here."""
@@ -105,7 +110,7 @@ class Alone:
         del everywhere
         return list(items)
 
-    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> float:
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> float:
         """See `Ranks.clip`."""
         return float(nn.utils.clip_grad_norm_(parameters, limit))
 

@@ -26,6 +26,8 @@ from tba.policy import Policy
 from tba.ranks import EMPTY, rows_of_share
 
 V = TypeVar("V")
+STORES: Any = dist
+"""Where the stores are, which have no types there."""
 
 
 class RankMissingError(RuntimeError):
@@ -47,14 +49,14 @@ class Seat:
     """Seconds that any collective may take, and that a look for the next word lasts."""
 
 
-def hold_store(host: str) -> dist.TCPStore:
+def hold_store(host: str) -> Any:
     """The store that ranks meet at, in this process, on a free port."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return STORES.TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
-def reach_store(seat: Seat) -> dist.TCPStore:
+def reach_store(seat: Seat) -> Any:
     """The store of `hold_store`, from another process."""
-    return dist.TCPStore(seat.host, seat.port, is_master=False, timeout=timedelta(seconds=seat.start_limit_s))
+    return STORES.TCPStore(seat.host, seat.port, is_master=False, timeout=timedelta(seconds=seat.start_limit_s))
 
 
 class Sharded:
@@ -66,7 +68,7 @@ class Sharded:
     has nothing left sends two ids of no weight.
     """
 
-    def __init__(self, store: dist.Store, seat: Seat) -> None:
+    def __init__(self, store: Any, seat: Seat) -> None:
         """Waits for the other ranks at `store`.
 
         Raises:
@@ -77,12 +79,12 @@ class Sharded:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         _meet(store, seat)
         dist.init_process_group(
-            "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl", store=dist.PrefixStore("group", store),
+            "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl", store=STORES.PrefixStore("group", store),
             rank=self.rank, world_size=self.count, timeout=timedelta(seconds=seat.limit_s),
         )
         self._mesh = init_device_mesh(self._device, (self.count,))
         self._spread: dict[nn.Module, nn.Module] = {}
-        self._words = 0
+        self._words = self.begun = 0
 
     # ---- what a step needs ----
 
@@ -106,6 +108,7 @@ class Sharded:
         """See `Ranks.passes`."""
         spread = self._spread[policy.model]
         for place, is_split in enumerate(self._agreed([policy.wants_split(piece) for piece in rows])):
+            self.begun += 1
             if place < len(rows):
                 yield spread(rows[place], is_split)
             else:
@@ -119,6 +122,7 @@ class Sharded:
 
     def _agreed(self, wishes: Sequence[bool]) -> list[bool]:
         """As many as the rank with the most has; each is set if no rank that has one of that place is against it."""
+        self.begun += 1
         most = torch.tensor(len(wishes))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         agreed = torch.ones(int(most), dtype=torch.int32)
@@ -128,6 +132,7 @@ class Sharded:
 
     def totals(self, values: Sequence[float]) -> list[float]:
         """See `Ranks.totals`; sums in float64, in the order of the ranks."""
+        self.begun += 1
         own = torch.tensor(values, dtype=torch.float64)
         found = [torch.empty_like(own) for _ in range(self.count)]
         dist.all_gather(found, own)
@@ -135,6 +140,7 @@ class Sharded:
 
     def gathered(self, items: Sequence[V], *, everywhere: bool) -> list[V]:
         """See `Ranks.gathered`."""
+        self.begun += 1
         found: list[Any] = [None] * self.count
         if everywhere:
             dist.all_gather_object(found, list(items))
@@ -142,7 +148,7 @@ class Sharded:
             dist.gather_object(list(items), found if self.rank == 0 else None)
         return [item for part in found if part is not None for item in part]
 
-    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> float:
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> float:
         """See `Ranks.clip`; of shares, the squares of whose norms add up."""
         shares = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         own = float(nn.utils.get_total_norm([share for share in shares if share.numel()]))
@@ -158,7 +164,8 @@ class Sharded:
     def whole(self, tensor: Tensor) -> Tensor:
         """See `Ranks.whole`: shares go to host memory, and from there to the first rank's."""
         if not isinstance(tensor, DTensor):
-            return tensor.detach()  # every rank has all of it
+            return tensor.detach().cpu()  # every rank has all of it
+        self.begun += 1
         share = _local(tensor).detach().cpu()
         each = rows_of_share(tensor.shape, 0, self.count).stop
         padded = share.new_zeros((each, *tensor.shape[1:]))
@@ -236,7 +243,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _meet(store: dist.Store, seat: Seat) -> None:
+def _meet(store: Any, seat: Seat) -> None:
     """Waits until all ranks are there."""
     deadline = time.monotonic() + seat.start_limit_s
     store.set(f"here/{seat.rank}", "")

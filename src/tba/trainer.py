@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from tba import metrics as m
@@ -28,6 +28,7 @@ from tba.recorder import Entered, Recorder, Source
 from tba.reference import MovingReference
 from tba.schedules import KlControl, Schedules
 from tba.settings import Settings
+from tba.tensor_file import write_tensors
 from tba.weights import Tensors, Weights
 
 FLAT_TOLERANCE = 1e-6
@@ -275,15 +276,15 @@ class Trainer:
         """
         if self._recorder is not None:
             self._recorder.flush()
-        whole = self._ranks.whole
-        found = {f"weights.{name}": whole(tensor) for name, tensor in named_tensors(self.policy.model).items()}
-        found |= {f"reference.{name}": whole(tensor) for name, tensor in self._reference.state().items()}
+        found = {f"weights.{name}": tensor for name, tensor in named_tensors(self.policy.model).items()}
+        found |= {f"reference.{name}": tensor for name, tensor in self._reference.state().items()}
         for name, parameter in self._parameters.items():
             for kind, value in self._optimizer.state.get(parameter, {}).items():
-                found[f"optimizer.{kind}.{name}"] = whole(value)
+                found[f"optimizer.{kind}.{name}"] = value
+        file = path / "trainer.safetensors" if self._ranks.rank == 0 else Path(os.devnull)
+        write_tensors(file, found, self._ranks.whole)  # to which all ranks add, and one keeps
         if self._ranks.rank:
             return
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, path / "trainer.safetensors")
         counters: dict[str, Any] = {
             "version": self.version, "steps": self.steps, "bad_in_a_row": self._bad_in_a_row,
             "ref_version": self._reference.version, "beta": None if self._control is None else self._control.beta,
@@ -308,7 +309,9 @@ class Trainer:
                 keys = {kind: f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq")}
                 if f"optimizer.step.{name}" in names:
                     state = {kind: read(parameter, key) for kind, key in keys.items()}
-                    self._optimizer.state[parameter] = {"step": file.get_tensor(f"optimizer.step.{name}"), **state}
+                    self._optimizer.state[parameter] = {
+                        "step": file.get_tensor(f"optimizer.step.{name}").to(parameter.device), **state,
+                    }
             self._reference.restore(lambda like, name: read(like, f"reference.{name}"), counters["ref_version"])
         if self._control is not None:
             self._control.beta = counters["beta"]

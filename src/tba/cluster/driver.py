@@ -353,7 +353,7 @@ class Cluster:
         except RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error
-            self._ranks.blame()
+            self._ranks.blame(str(error))
             if isinstance(error.cause, RayActorError):
                 raise RunFailedError(
                     f"waiting for {awaited}: a process that it asked has died; go on from the newest checkpoint with "
@@ -361,7 +361,7 @@ class Cluster:
                 ) from error
             raise RunFailedError(f"waiting for {awaited}: {reason_of(error)}") from error
         except RayError as error:  # it died, its node is lost, or the system ended it for want of memory
-            self._ranks.blame()
+            self._ranks.blame(str(error))
             raise RunFailedError(
                 f"waiting for {awaited}: its process died ({reason_of(error)}); go on from the newest checkpoint with "
                 f"tba resume."

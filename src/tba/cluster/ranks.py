@@ -10,6 +10,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from tba.cluster.searchers import RunFailedError, reason_of
 
+LATE = "imed out"
+"""What the messages of collectives that took too long have in common."""
 LOOK_SHARE = 0.25
 """Of `async.wait_limit_s`: what a rank has to answer within when it is looked at."""
 
@@ -33,10 +35,11 @@ class TrainerRanks:
         if self._running and ray.wait(list(self._running), timeout=0)[0]:
             self.blame()
 
-    def blame(self) -> None:
+    def blame(self, said: str = LATE) -> None:
         """Finds out which rank is at fault for what failed; nothing if none is, or there is one rank only.
 
-        Who died comes before who does not answer, and that before who failed: the others fail for want of it.
+        Who died comes before who does not answer, and that before who failed: the others fail for want of it. If what
+        failed, as `said`, was a wait, who has done least comes last.
 
         Raises:
             RunFailedError: with its number.
@@ -45,9 +48,10 @@ class TrainerRanks:
             return
         asked = {handle.look.remote(): rank for rank, handle in enumerate(self._all)}
         answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=self._limit_s)
+        done: dict[int, int] = {}
         for reference in sorted(answered, key=asked.__getitem__):
             try:
-                ray.get(reference)
+                done[asked[reference]] = ray.get(reference)
             except RayActorError as error:
                 raise self._failure(asked[reference], f"died ({reason_of(error)})") from error
             except RayError:
@@ -58,7 +62,11 @@ class TrainerRanks:
             try:
                 ray.get(reference)
             except RayTaskError as error:
-                raise self._failure(self._running[reference], f"failed ({reason_of(error)})") from error
+                if LATE not in str(error):
+                    raise self._failure(self._running[reference], f"failed ({reason_of(error)})") from error
+        least = min(done, key=done.__getitem__, default=0)
+        if LATE in said and done and done[least] < max(done.values()):
+            raise self._failure(least, f"stands still: it has begun {done[least]} of {max(done.values())} passes")
 
     def _failure(self, rank: int, what: str) -> RunFailedError:
         return RunFailedError(

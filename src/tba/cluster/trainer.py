@@ -198,8 +198,9 @@ class TrainerProcess:
         policy.save(Path(path))
 
     @ray.method(concurrency_group="look")
-    def look(self) -> None:
-        """Nothing: who answers is alive."""
+    def look(self) -> int:
+        """Who answers is alive; how many passes and collectives of its own the rank has begun."""
+        return self._ranks.begun
 
 
 class RankProcess:
@@ -241,8 +242,9 @@ class RankProcess:
         self._trainer.save(Path(path))
 
     @ray.method(concurrency_group="look")
-    def look(self) -> None:
-        """Nothing: who answers is alive."""
+    def look(self) -> int:
+        """See `TrainerProcess.look`."""
+        return self._ranks.begun
 
 
 def join(seat: Seat | None) -> Any:
