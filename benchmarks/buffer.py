@@ -34,7 +34,7 @@ TOKENS = 128
 """Of each completion, where throughput, memory and files are measured."""
 SHORT = 8
 """Tokens of each completion where only the number of trajectories matters."""
-BARS = {"cost ratio": 3.0, "per second": 20_000, "memory ratio": 1.5, "save ratio": 0.05}
+BARS = {"cost ratio": 3.0, "per second": 20_000, "memory ratio": 1.5, "save ratio": 0.05, "pool ms": 50.0}
 Figures = dict[str, float]
 
 
@@ -198,6 +198,56 @@ def files(count: int) -> Figures:
     }
 
 
+ATTACKS, ATTACK_TOKENS, DELIVERED, DRAWN = 150_000, 21, 128, (8, 16)
+"""Of an audit: pool of its one prompt, tokens of an attack, attacks of a delivery, groups of a batch and their size."""
+ALIKE = 0.3
+"""Share of the attacks that are an earlier one with a token or two changed."""
+
+
+def attacks(rng: np.random.Generator) -> Iterator[Group]:
+    """Deliveries of attacks for one prompt, for ever, some of them nearly like one of the 2,000 before."""
+    prompt, earlier = Prompt(id="audit", tokens=(1, 2), text=""), list[list[int]]()
+    while True:
+        made = rng.integers(0, 50_000, (DELIVERED, ATTACK_TOKENS)).tolist()
+        for attack in made:
+            if earlier and rng.random() < ALIKE:
+                attack[:] = earlier[int(rng.integers(len(earlier)))]
+                for place in rng.integers(ATTACK_TOKENS, size=int(rng.integers(1, 3))):
+                    attack[place] = int(rng.integers(50_000))
+        earlier = (earlier + made)[-2000:]
+        yield Group(prompt=prompt, trajectories=tuple(
+            Trajectory(prompt_id="audit", reward=float(reward), ref_logp=-100.0, completion=Completion(
+                tokens=tuple(ids), text="", logps=(-1.0,) * ATTACK_TOKENS, version=0, finish="stop"))
+            for ids, reward in zip(made, rng.normal(size=DELIVERED), strict=True)
+        ))
+
+
+def audit(repeats: int = 200) -> Figures:
+    """Milliseconds of a delivery into a full pool of one prompt and a draw after it, as an audit has them."""
+    return audit_of("exact", repeats) | audit_of("near", repeats)
+
+
+def audit_of(dedup: str, repeats: int) -> Figures:
+    """With one way to tell copies."""
+    rng = np.random.default_rng(3)
+    source = attacks(rng)
+    buffer = ReplayBuffer(Options(capacity=ATTACKS, capacity_per_prompt=ATTACKS, recent_age=1, dedup=dedup,
+                                  mix={"recent": 0.5, "reward": 0.5}, keep_logps=False))
+    while len(buffer) < ATTACKS - DELIVERED:
+        buffer.add(next(source))
+    gc.freeze()  # as the depot's process does
+    added, drawn = [], []
+    for delivery in islice(source, repeats):
+        added.append(1e3 * timed(lambda d=delivery: buffer.add(d)))
+        drawn.append(1e3 * timed(lambda: buffer.sample(*DRAWN, version=0, rng=rng)))
+    gc.unfreeze()
+    both = [one + other for one, other in zip(added, drawn, strict=True)]
+    found = {f"{dedup}: attacks held": float(len(buffer)), f"{dedup}, both: pool ms": statistics.median(both)}
+    for name, values in (("add", added), ("draw", drawn), ("both", both)):
+        found[f"{dedup}, {name}: ms"], found[f"{dedup}, {name}: most ms"] = statistics.median(values), max(values)
+    return found
+
+
 def main() -> None:
     """Prints the table, says which bars are missed, and writes the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,7 +256,7 @@ def main() -> None:
     parser.add_argument("--saved", type=int, default=10**6)
     parser.add_argument("--memory-count", type=int, default=2 * 10**5)
     parser.add_argument("--memory-here", help=argparse.SUPPRESS)
-    parser.add_argument("--parts", nargs="*", default=["throughput", "memory", "files", "scaling", "others"])
+    parser.add_argument("--parts", nargs="*", default=["throughput", "memory", "files", "scaling", "audit", "others"])
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if chosen.memory_here is not None:
@@ -215,6 +265,7 @@ def main() -> None:
     measures: dict[str, Callable[[], Figures]] = {
         "throughput": throughput, "memory": lambda: memory(chosen.memory_count), "files": lambda: files(chosen.saved),
         "scaling": lambda: scaling(chosen.small, chosen.large, ("recent", "uniform", "reward")),
+        "audit": audit,
         "others": lambda: scaling(chosen.small, chosen.large, ("advantage", "novelty")),
     }
     figures: dict[str, Figures] = {}

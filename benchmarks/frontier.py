@@ -48,8 +48,8 @@ RECIPE = Path(__file__).with_name("frontier.yaml")
 BETAS: dict[str, tuple[float, ...]] = {
     "trajectory_balance": (0.03, 0.1, 0.3, 1.0),
     "rloo": (0.03, 0.1, 0.3, 1.0),
-    "online_dpo": (0.03, 0.1, 0.3, 1.0),
-    "grpo": (0.01, 0.03, 0.1, 0.3),
+    "online_dpo": (0.1, 0.3, 1.0, 3.0),
+    "grpo": (0.01, 0.02, 0.03, 0.1),
 }
 """Strengths of KL by objective, weakest first. What a beta means differs: compare at equal KL, not at equal beta."""
 LAGS = (0, 15)
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None, run: Callable[..., Found] = run
                         help="places in BETAS, weakest KL first")
     parser.add_argument("--lags", type=int, nargs="*", default=list(LAGS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--prompts", type=int, help="held-out prompts used; all if left out")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="JSON of earlier runs, kept as they are")

@@ -44,7 +44,7 @@ PROMPT_WORDS = 4
 """Words of a snippet that are given; its continuation is what a human wrote."""
 LANGUAGE_WORDS = (1, PROMPT_WORDS)
 """Words given where the language model learns: each snippet once for each number."""
-PAIRS, PAIRS_HELD_OUT = 8000, 2000
+PAIRS, PAIRS_HELD_OUT = 16000, 2000
 MIN_GAP = 1.0
 """Smallest difference of the mean ratings of a held-out pair's snippets, on the scale from -4 to 4."""
 TURNED = 0.15

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache
 
-from tba.engines.cache import ROOM, RoomyLayer, roomy_cache
+from tba.engines.cache import ROOM, RoomyCache, RoomyLayer
 from tba.engines.transformers import _branch
 
 HEADS, WIDTH = 2, 3
@@ -26,7 +26,7 @@ def some(rows: int, positions: int, seed: int) -> tuple[Tensor, Tensor]:
     st.tuples(st.integers(1, ROOM + 5), st.lists(st.integers(0, 99), min_size=1, max_size=9)), min_size=1, max_size=6,
 ))
 def test_it_holds_what_a_cache_made_anew_at_every_step_holds(rows: int, steps: list[tuple[int, list[int]]]) -> None:
-    ours, theirs = roomy_cache(), DynamicCache()
+    ours, theirs = RoomyCache(), DynamicCache()
     for number, (positions, chosen) in enumerate(steps):
         keys, values = some(rows, positions, number)
         for layer in (0, 1):

@@ -105,10 +105,11 @@ def test_a_banned_stop_shares_its_mass_by_hand() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     stop = torch.tensor([2])
     limits = Limits(first=1, last=3)
-    found = limits.of_next(logits, 0, stop, 2).softmax(-1)[0].tolist()
+    found = limits.of_next(logits, torch.tensor([0]), stop, 2).softmax(-1)[0].tolist()
     assert found == pytest.approx([0.731059, 0.268941, 0.0], abs=1e-6)
-    assert limits.of_next(logits, 1, stop, 2).softmax(-1)[0, 0].item() == pytest.approx(0.665241, abs=1e-6)
-    assert limits.of_next(logits, 3, stop, 2).softmax(-1)[0].tolist() == [0.0, 0.0, 1.0]
+    after = limits.of_next(logits, torch.tensor([1]), stop, 2).softmax(-1)
+    assert after[0, 0].item() == pytest.approx(0.665241, abs=1e-6)
+    assert limits.of_next(logits, torch.tensor([3]), stop, 2).softmax(-1)[0].tolist() == [0.0, 0.0, 1.0]
 
 
 def test_split_and_whole_rows_agree_under_limits() -> None:

@@ -197,10 +197,10 @@ def test_an_engine_that_keeps_its_weights_is_told_so() -> None:
 
 def test_weights_adopted_between_batches_sample_the_next() -> None:
     searcher = make_searcher(batch_prompts=1)
-    groups = searcher.search([make_lease(PROMPTS[0], 0), make_lease(PROMPTS[0], 1)])
-    first = next(groups)
+    under_way = searcher.sample([make_lease(PROMPTS[0], 0)])
     searcher.adopt(Weights.of(copy_out(table_policy(7).model), version=5, round_=1))
-    second = next(groups)
+    (first,) = searcher.scored(under_way)  # scored after the newer weights came, and still of the older
+    (second,) = searcher.search([make_lease(PROMPTS[0], 1)])
     assert (first.version, first.digest) == (0, "")
     assert second.version == 5
     assert {t.completion.version for t in second.trajectories} == {5}

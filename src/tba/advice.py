@@ -94,6 +94,6 @@ def advice(times: Times, settings: Settings) -> str:
         return (f"searchers idle {waiting:.0%}, since the trainer is the slower side: take fewer searchers, or lower "
                 f"buffer.reuse, now {settings.buffer.reuse:g}, to train on fresher data.")
     if searchers.get("scoring", 0.0) > SCORING:
-        return (f"scoring takes {searchers['scoring']:.0%} of the searchers' time: make the reward faster, or add "
-                f"searchers.")
+        return (f"scoring takes {searchers['scoring']:.0%} of the searchers' time: make the reward faster, have more "
+                f"prompts scored at once (search.scorers, now {settings.search.scorers}), or add searchers.")
     return f"balanced: trainer idle {idle:.0%}, searchers idle {waiting:.0%}."

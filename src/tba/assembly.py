@@ -18,6 +18,7 @@ from tba.newest import Newest
 from tba.policy import Policy, load_policy
 from tba.recorder import FOLDER, Recorder
 from tba.records import Completion, Prompt
+from tba.scoring import Scoring
 from tba.searcher import Searcher
 from tba.sections import RangeSettings
 from tba.settings import Settings, SettingsError
@@ -121,7 +122,8 @@ def make_engine(settings: Settings, policy: Policy) -> Engine:
     Raises:
         SettingsError: the objective reads behaviour log-probs, and the engine gives none.
     """
-    engine: Engine = make(ENGINES[settings.engine.name], policy)
+    rows = {} if settings.engine.rows is None else {"rows": settings.engine.rows}
+    engine: Engine = make(ENGINES[settings.engine.name], policy, **rows)
     if "behaviour_logps" in reads(settings.objective) and not engine.gives_logps:
         free = ", ".join(name for name, knobs in OBJECTIVES.items() if "behaviour_logps" not in knobs.needs)
         raise SettingsError([
@@ -135,13 +137,15 @@ def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> 
     """A searcher with its own copies of policy and reference; `policy` is the start policy."""
     search = settings.search
     is_fixed = settings.reference.kind == "fixed"
-    return Searcher(
+    searcher = Searcher(
         engine=make_engine(settings, policy.sampling_copy(settings.engine.dtype)), task=task,
         exploration=make_exploration(settings),
         reference=policy.without_adapter() if is_fixed else policy.frozen_copy().without_limits(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
         keeps_ref_logps="ref_logps" in reads(settings.objective),
     )
+    searcher.scoring = Scoring(task, search.scorers)
+    return searcher
 
 
 def make_recorder(settings: Settings, run_dir: Path | None) -> Recorder | None:
@@ -181,6 +185,7 @@ def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> 
         prior=settings.final_prior,
         reference_engine=make_engine(settings, reference) if isinstance(questions.task, Compares) else None,
     )
+    evaluator.scoring = Scoring(questions.task, settings.search.scorers)
     if settings.evaluation.embedder is not None:
         evaluator.embed = Embedder(settings.evaluation.embedder)
     return evaluator

@@ -64,6 +64,8 @@ class ResourceSettings(Section):
     depot: ShareSettings = Field(default_factory=ShareSettings)
     """Buffer, leases and weight store; also each shard of the buffer."""
     evaluator: ShareSettings = Field(default_factory=ShareSettings)
+    scorer: ShareSettings = Field(default_factory=ShareSettings)
+    """Each of `search.scorer_processes`."""
 
 
 def cluster_problems(*, mode: str, ray: RaySettings, resources: ResourceSettings) -> Iterator[str]:

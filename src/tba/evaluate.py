@@ -22,6 +22,7 @@ from tba.leases import completion_seed
 from tba.policy import Policy
 from tba.records import Completion, Prompt
 from tba.rewards.functions import FULL_MARKS, Failure, Score
+from tba.scoring import Scores, Scoring
 from tba.tasks.enumerable import Enumerable, listed, log_target
 from tba.tasks.protocol import Answers, Task, outcomes
 from tba.weights import Tensors
@@ -62,6 +63,8 @@ class Evaluator:
         self._audit = Audit(task) if isinstance(task, Audits) else None
         self.embed = Embedder(None) if self._audit is None else self._audit.embed
         """What completions of a prompt are told apart by; an audit's own if it has one."""
+        self.scoring: Scores = Scoring(task)
+        """What has completions scored, as many prompts at once as it was made for."""
         self._listed: list[tuple[Prompt, Sequence[tuple[int, ...]], Sequence[float]]] = []
         self._comparison = Comparison(
             task, reference, reference_engine, max_new_tokens=max_new_tokens, seed=seed
@@ -101,7 +104,8 @@ class Evaluator:
             part = prompts[at : at + BATCH_PROMPTS]
             seeds = [completion_seed(self._seed, p.id, "evaluation") for p in part]
             completions = self._engine.generate(part, num_samples=samples, sampling=sampling, seeds=seeds)
-            found += [(c, outcomes(self._task, p, c)) for p, c in zip(part, completions, strict=True)]
+            asked = [(c, self.scoring.begin(p, c)) for p, c in zip(part, completions, strict=True)]
+            found += [(c, scores.result()) for c, scores in asked]
         return found
 
     def _summary(

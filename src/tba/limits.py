@@ -26,13 +26,16 @@ class Limits:
     last: int | None = None
     """Number of tokens after which the stop token follows for certain; None: never."""
 
-    def of_next(self, logits: Float[Tensor, "N V"], place: int, stop_S: Tensor, forced: int) -> Float[Tensor, "N V"]:
-        """Logits of the id at `place` of each completion, which counts from 0; `forced` is the id that ends one."""
-        if place == self.last:
-            only = torch.full_like(logits, -torch.inf)
-            only[:, forced] = 0.0
-            return only
-        return self.banned(logits, torch.full(logits.shape[:-1], place, device=logits.device), stop_S)
+    def of_next(
+        self, logits: Float[Tensor, "N V"], place_N: Int[Tensor, " N"], stop_S: Tensor, forced: int
+    ) -> Float[Tensor, "N V"]:
+        """Logits of the id at a place of each completion, which counts from 0; `forced` is the id that ends one."""
+        allowed = self.banned(logits, place_N.to(logits.device), stop_S)
+        if self.last is None or not bool((ends_N := place_N == self.last).any()):
+            return allowed
+        only_V = logits.new_full(logits.shape[-1:], -torch.inf)
+        only_V[forced] = 0.0
+        return torch.where(ends_N.to(logits.device)[:, None], only_V, allowed)
 
     def banned(self, logits: Tensor, place: Int[Tensor, ...], stop_S: Tensor) -> Tensor:
         """Logits without the stop ids where `place` is below `first`."""

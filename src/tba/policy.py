@@ -105,11 +105,11 @@ class Policy:
         """[N T ...] logits of the model; with a head that is applied apart, the hidden states that it takes."""
         return self.model(**inputs).logits if head is None else head.body(**inputs).last_hidden_state
 
-    def next_logits(self, logits_NV: Tensor, place: int) -> Tensor:
-        """[N V] logits of the id at `place` of each completion, with what the limits say of it."""
+    def next_logits(self, logits_NV: Tensor, place_N: Tensor) -> Tensor:
+        """[N V] logits of the id at a place of each completion, with what the limits say of it."""
         if self.limits == FREE:
             return logits_NV
-        return self.limits.of_next(logits_NV, place, torch.tensor(sorted(self.stop_ids)), self.tokenizer.eos_token_id)
+        return self.limits.of_next(logits_NV, place_N, torch.tensor(sorted(self.stop_ids)), self.tokenizer.eos_token_id)
 
     def _limited_logps(self, found: Tensor, target: Tensor, mask: Tensor, head: Head | None) -> Tensor:
         """[N T] log-probs of completions, whose ids `mask` marks, out of what `_forward` found, within the limits."""

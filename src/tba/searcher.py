@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tba.engines.protocol import Engine, Pause
 from tba.exploration import Exploration
@@ -14,7 +15,8 @@ from tba.inflight import Lookout
 from tba.leases import completion_seed
 from tba.records import Completion, Group, Lease, Prompt, Trajectory, Unscored
 from tba.rewards.functions import Failure, Score, clip
-from tba.tasks.protocol import Task, outcomes
+from tba.scoring import Outcomes, Scores, Scoring
+from tba.tasks.protocol import Task
 from tba.weights import Publication, Tensors, Weights, check_held, digests
 
 KEPT_DIGESTS = 3
@@ -37,12 +39,25 @@ class Reference(Protocol):
         ...
 
 
+class Found(NamedTuple):
+    """What was sampled for some leases, and is being scored."""
+
+    blank: Sequence[Group]
+    """The groups without their completions."""
+    completions: Sequence[list[Completion]]
+    outcomes: Sequence[Future[Outcomes]]
+    ref_logps: Sequence[list[tuple[float, tuple[float, ...]]]]
+    """Of each completion the sum, and its terms if they are kept."""
+    ref_version: int
+
+
 @dataclass(slots=True)
 class SearchTimes:
     """Seconds a searcher has spent on each part of its work."""
 
     sampling_s: float = 0.0
     scoring_s: float = 0.0
+    """Waited for scores: those that were there before they were needed cost nothing."""
     reference_s: float = 0.0
     loading_s: float = 0.0
     idle_s: float = 0.0
@@ -59,7 +74,9 @@ class Searcher:
 
         `keeps_ref_logps`: trajectories carry the reference log-prob of each token, not only their sum.
         """
-        self._engine, self._reference, self._task = engine, reference, task
+        self._engine, self._reference = engine, reference
+        self.scoring: Scores = Scoring(task)
+        """What has completions scored, as many prompts at once as it was made for."""
         self._exploration, self._num_samples, self._batch_prompts = exploration, num_samples, batch_prompts
         self._seed, self._keeps_ref_logps = seed, keeps_ref_logps
         self._digest = ""
@@ -103,14 +120,28 @@ class Searcher:
     def search(
         self, leases: Sequence[Lease], *, run_attempt: int = 0, lookout: Lookout | None = None
     ) -> Iterator[Group]:
-        """One scored group per lease, in order, `batch_prompts` of them sampled at a time.
+        """One scored group per lease, in order, `batch_prompts` of them sampled at a time, while others are scored.
 
         With `lookout` the newer weights that it finds are adopted while a batch is sampled.
         """
+        found: Found | None = None
         for at in range(0, len(leases), self._batch_prompts):
-            yield from self._search_batch(leases[at : at + self._batch_prompts], run_attempt, lookout)
+            part = leases[at : at + self._batch_prompts]
+            later = self.sample(part, run_attempt=run_attempt, lookout=lookout)
+            if found is not None:
+                yield from self._awaited(found)
+            found = later
+        if found is not None:
+            yield from self._awaited(found)
 
-    def _search_batch(self, leases: Sequence[Lease], run_attempt: int, lookout: Lookout | None) -> list[Group]:
+    def _awaited(self, found: Found) -> list[Group]:
+        started = time.perf_counter()
+        groups = self.scored(found)
+        self.times.scoring_s += time.perf_counter() - started
+        return groups
+
+    def sample(self, leases: Sequence[Lease], *, run_attempt: int = 0, lookout: Lookout | None = None) -> Found:
+        """Samples completions of all leases at once, and has them scored, which is not waited for."""
         started = time.perf_counter()
         seeds = [completion_seed(self._seed, lease.prompt.id, lease.visit, lease.attempt) for lease in leases]
         prompts = [lease.prompt for lease in leases]
@@ -122,21 +153,23 @@ class Searcher:
         )
         sampled = time.perf_counter()
         loading_s = self.times.loading_s - loading_s
-        scores = [outcomes(self._task, p, c) for p, c in zip(prompts, completions, strict=True)]
-        scored = time.perf_counter()
+        outcomes = [self.scoring.begin(p, c) for p, c in zip(prompts, completions, strict=True)]
         ref_logps = self._reference_logps(prompts, completions)
-        done = time.perf_counter()
         self.times.sampling_s += sampled - started - loading_s
-        self.times.scoring_s += scored - sampled
-        self.times.reference_s += done - scored
+        self.times.reference_s += time.perf_counter() - sampled
         blank = [
-            Group(prompt=lease.prompt, trajectories=(), version=held[0][0], digest=held[0][1], number=lease.number,
-                  attempt=lease.attempt, searcher=self.name, run_attempt=run_attempt, echoes=_further(held[1:], own))
+            Group(prompt=lease.prompt, trajectories=(), number=lease.number, attempt=lease.attempt,
+                  searcher=self.name, run_attempt=run_attempt, **_sampled_with(held, own))
             for lease, own in zip(leases, completions, strict=True)
         ]
+        return Found(blank, completions, outcomes, ref_logps, self.ref_version)
+
+    def scored(self, found: Found) -> list[Group]:
+        """The groups of what was sampled, once all of it is scored; any thread may wait for it."""
+        scores = [outcomes.result() for outcomes in found.outcomes]
         return [
-            _fill(group, c, s, r, self.ref_version)
-            for group, c, s, r in zip(blank, completions, scores, ref_logps, strict=True)
+            _fill(group, c, s, r, found.ref_version)
+            for group, c, s, r in zip(found.blank, found.completions, scores, found.ref_logps, strict=True)
         ]
 
     def _look(self, lookout: Lookout, held: list[tuple[int, str]]) -> None:
@@ -165,10 +198,12 @@ class Searcher:
         return [[next(flat) for _ in of_prompt] for of_prompt in completions]
 
 
-def _further(held: Sequence[tuple[int, str]], completions: Sequence[Completion]) -> tuple[tuple[int, str], ...]:
-    """Those of the (version, digest) in `held` that a token of `completions` was sampled with."""
+def _sampled_with(held: Sequence[tuple[int, str]], completions: Sequence[Completion]) -> dict[str, Any]:
+    """Which of the (version, digest) in `held` sampled the first tokens of a group, and which others one of it."""
+    digest_of, first = dict(held), min(completion.version for completion in completions)
     versions = {version for completion in completions for version in completion.token_versions}
-    return tuple(echo for echo in held if echo[0] in versions)
+    echoes = tuple(echo for echo in digest_of.items() if echo[0] in versions and echo[0] != first)
+    return {"version": first, "digest": digest_of[first], "echoes": echoes}
 
 
 def _fill(

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems, rank_problems
+from tba.engine_settings import EngineSettings
 from tba.maths_settings import maths_problems
 from tba.preference_settings import RewardModelSettings, preference_problems
 from tba.redteam_settings import redteam_problems
@@ -83,19 +84,6 @@ class ArchitectureSettings(Section):
     """Tokens of a byte-level tokenizer that is trained on the task's texts; one token per character if null."""
 
 
-class EngineSettings(Section):
-    """What samples completions."""
-
-    name: str = "transformers"
-    """A key of ENGINES."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which searchers sample. In bfloat16 only the base under an adapter, which itself stays float32, and
-    digests are of it. Evaluations sample in float32."""
-    adopt_every: PositiveInt | None = None
-    """New tokens of a batch between two looks at the newest publication, which is adopted in the midst of the batch;
-    only between batches if null. Async mode only."""
-
-
 class SearchSettings(Section):
     """Searchers: how many, and how they sample."""
 
@@ -112,6 +100,12 @@ class SearchSettings(Section):
     """Longest completion, in tokens, stop token included."""
     batch_prompts: PositiveInt = 32
     """Prompts sampled together in one engine call."""
+    scorers: PositiveInt = 1
+    """Prompts whose completions a searcher has scored at the same time, beside sampling; each call of a reward
+    function then has a process of its own."""
+    scorer_processes: NonNegativeInt = 0
+    """Processes that score for all searchers, each with reward models, judges and victims of its own and with what
+    `resources.scorer` gives it; if 0, each searcher scores for itself. Async mode only."""
     score_limit_s: PositiveFloat = 10.0
     """Seconds that a user's reward function may take for one prompt's completions."""
 
@@ -408,6 +402,11 @@ def _limit_problems(s: Settings) -> Iterator[str]:
 
 def _engine_problems(s: Settings) -> Iterator[str]:
     every, longest = s.engine.adopt_every, s.search.max_new_tokens
+    if (rows := s.engine.rows) is not None and s.engine.name != "transformers":
+        yield f"engine.rows = {rows} is for engine.name=transformers, not {s.engine.name}; leave it out."
+    if rows is not None and rows < s.search.num_samples:
+        yield (f"engine.rows = {rows} has no room for the {s.search.num_samples} completions of a prompt "
+               f"(search.num_samples); raise it, or leave it out.")
     if s.engine.dtype != "float32" and not s.policy.lora.rank:
         yield f"engine.dtype = {s.engine.dtype} is for a base under an adapter; set policy.lora.rank, or leave it out."
     if every is None:
@@ -422,6 +421,13 @@ def _engine_problems(s: Settings) -> Iterator[str]:
 
 def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
+    if search.scorer_processes and s.mode == "lockstep":
+        yield (f"search.scorer_processes = {search.scorer_processes} has no use in mode = lockstep, which is one "
+               f"process; set mode=async, or leave it out.")
+    bears_it = s.task.name in ("custom", "script") and all(reward.function for reward in s.task.rewards)
+    if search.scorers > 1 and not bears_it:
+        yield (f"search.scorers = {search.scorers} is for reward functions of task.name=custom or a script; leave it "
+               f"out: endpoints have `concurrency`, and other scorers use the cores there are.")
     if s.task.held_out == 0 and s.task.name != "enumerable":
         yield "task.held_out = 0 leaves no prompts to evaluate on; set task.held_out=1 or more."
     if s.task.name == "enumerable":

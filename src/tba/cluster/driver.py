@@ -20,6 +20,7 @@ from tba.cluster.depot import DepotProcess
 from tba.cluster.evaluator import EvaluatorProcess
 from tba.cluster.notices import Notice
 from tba.cluster.ranks import TrainerRanks
+from tba.cluster.scorers import ScorerProcess
 from tba.cluster.searcher import SearcherProcess
 from tba.cluster.searchers import START_LIMIT_S, RunFailedError, Searchers, reason_of
 from tba.cluster.shards import ShardProcess
@@ -74,10 +75,15 @@ class Cluster:
             parts = options_of(settings).shared_out(count) if count > 1 else []
             self._shards = [self._spawn(ShardProcess, options, share="depot") for options in parts]
             self._depot: Any = self._spawn(DepotProcess, self._tree, self._resume_from, self._shards, share="depot")
+            self._scorers = [
+                self._spawn(ScorerProcess, self._tree, self._threads("scorer"), brought, share="scorer")
+                for _ in range(settings.search.scorer_processes)
+            ]
             self._evaluator: Any = None
             if self._has_evaluator():
                 self._evaluator = self._spawn(
-                    EvaluatorProcess, self._tree, self._threads("evaluator"), brought, share="evaluator"
+                    EvaluatorProcess, self._tree, self._threads("evaluator"), brought, self._scorers,
+                    share="evaluator",
                 )
             # Searchers come last: where there is not room for all of them, the run goes on with those that fit.
             self._searchers = Searchers(settings, self._spawn_searcher, self._get, say)
@@ -152,7 +158,8 @@ class Cluster:
 
     def _spawn_searcher(self, name: str) -> Any:
         return self._spawn(
-            SearcherProcess, self._tree, self._threads("searcher"), name, self._brought, share="searcher"
+            SearcherProcess, self._tree, self._threads("searcher"), name, self._brought, self._scorers,
+            share="searcher",
         )
 
     def _spawn_trainer(self) -> tuple[Any, TrainerRanks]:
@@ -182,9 +189,12 @@ class Cluster:
         make: Any = ray.remote(concurrency_groups=groups) if groups else ray.remote  # pyright: ignore
         takes: ShareSettings = getattr(self._settings.resources, share)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        # A score is a function of what is scored: a scorer that dies starts anew, and is asked again.
+        lives = {"max_restarts": self._settings.async_.max_restarts, "max_task_retries": -1,
+                 "max_concurrency": self._settings.search.scorers} if share == "scorer" else {"max_restarts": 0}
         return make(process).options(
-            num_cpus=self._cpus(takes), num_gpus=takes.gpus, max_restarts=0,
-            scheduling_strategy="SPREAD" if share == "searcher" else here,
+            num_cpus=self._cpus(takes), num_gpus=takes.gpus, **lives,
+            scheduling_strategy="SPREAD" if share in ("searcher", "scorer") else here,
         ).remote(*arguments)
 
     def start(self, settings: Settings, questions: Questions, policy: Policy) -> None:

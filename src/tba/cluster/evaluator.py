@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tba.cluster.scorers import RemoteScoring
 from tba.cluster.start import YIELDS, settle, start_process
 from tba.records import Prompt
 from tba.weights import Tensors
@@ -22,8 +23,14 @@ class EvaluatorProcess:
     produces: evaluations
     """
 
-    def __init__(self, tree: dict[str, Any], threads: int, brought: object = None) -> None:
-        """`tree` is the resolved settings tree; `brought` is what a script hands over for scoring."""
+    def __init__(
+        self, tree: dict[str, Any], threads: int, brought: object = None, scorers: Sequence[Any] = ()
+    ) -> None:
+        """`tree` is the resolved settings tree; `brought` is what a script hands over for scoring.
+
+        `scorers` are the processes that score; none: it does so itself.
+        """
+        self._scorers = scorers
         self._settings, self._task, self._policy = start_process(tree, threads, brought)
         settle(nicer_by=YIELDS)
 
@@ -33,6 +40,8 @@ class EvaluatorProcess:
 
         questions = assembly.Questions(task=self._task, training=(), held_out=held_out)
         self._evaluator = assembly.make_evaluator(self._settings, questions, self._policy)
+        if self._scorers:
+            self._evaluator.scoring = RemoteScoring(self._scorers)
 
     def evaluate(self, tensors: Tensors, version: int, options: Mapping[str, Any]) -> Evaluation:
         """See `Evaluator.evaluate`."""

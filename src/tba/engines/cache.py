@@ -57,12 +57,39 @@ class RoomyLayer(DynamicLayer):
                     held[to, :, :width] = held[source, :, :width]
         self.keys, self.values = (held[:rows, :, :width] for held in self._held)
 
+    def take_in(self, other: RoomyLayer, drop: int) -> None:
+        """Adds the rows of `other` after the own ones, which lose their first `drop` positions.
 
-def roomy_cache() -> DynamicCache:
-    """An empty cache of such layers."""
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = RoomyLayer
-    return cache
+        Both end at the same position; what is shorter begins with blanks, which the mask has to cover.
+        """
+        rows, kept = self._held_rows(), self.get_seq_length() - drop
+        more, taken = other._held_rows(), other.get_seq_length()
+        width = max(kept, taken)
+        room = width + max(ROOM, width // 4)
+        for place, (own, new) in enumerate(zip(self._held, other._held, strict=True)):
+            both = own.new_zeros(rows + more, own.shape[1], room, own.shape[3])
+            both[:rows, :, width - kept : width] = own[:rows, :, drop : drop + kept]
+            both[rows:, :, width - taken : width] = new[:more, :, :taken]
+            self._held[place] = both
+        self.keys, self.values = (held[:, :, :width] for held in self._held)
+
+    def _held_rows(self) -> int:
+        return 0 if self.keys is None else len(self.keys)
+
+
+class RoomyCache(DynamicCache):
+    """A cache of such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_class_to_replicate = RoomyLayer
+
+    def take_in(self, other: RoomyCache, drop: int) -> None:
+        """Adds the rows of `other`, in every layer; see `RoomyLayer.take_in`."""
+        for layer, more in zip(self.layers, other.layers, strict=True):
+            assert isinstance(layer, RoomyLayer)
+            assert isinstance(more, RoomyLayer)
+            layer.take_in(more, drop)
 
 
 def _of_rows(old: Tensor, indices: Tensor, room: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The exact toy engine: no cache, one full forward per token, any model that reads right-padded ids."""
 
-# Shape legend: N rows (prompts x samples), V vocabulary.
+# Shape legend: N rows (prompts x samples), A rows still alive, V vocabulary.
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class TableEngine:
         """See `Engine.generate`."""
         rows = [p.tokens for p in prompts for _ in range(num_samples)]
         uniform_NT = uniforms(seeds, num_samples, sampling.max_new_tokens)
-        sampled = Sampled.start(len(rows), self._policy.stop_ids)
+        sampled = Sampled.start(len(rows), self._policy.stop_ids, sampling.max_new_tokens)
+        alive_A = torch.arange(len(rows))
         for place in range(sampling.max_new_tokens):
-            alive_N = sampled.alive()
-            if not len(alive_N):
+            if not len(alive_A):
                 break
             if pause is not None and place and pause.is_due(place):
                 pause.do()  # nothing was kept of the old weights' reading
             ids = sampled.ids
-            prefixes = [rows[n] + ids[n] for n in alive_N.tolist()]
-            logits_AV = self._policy.next_logits(self._next_logits(prefixes), place)
-            drawn = draw_ids(logits_AV, uniform_NT[alive_N, place], sampling, self._policy.temperature)
-            sampled.append(alive_N, drawn, self.version)
+            logits_AV = self._next_logits([rows[n] + ids[n] for n in alive_A.tolist()])
+            logits_AV = self._policy.next_logits(logits_AV, torch.full_like(alive_A, place))
+            drawn = draw_ids(logits_AV, uniform_NT[alive_A, place], sampling, self._policy.temperature)
+            alive_A = alive_A[sampled.append(alive_A, drawn, self.version)]
         return sampled.completions(num_samples, self._policy.decode)
 
     def _next_logits(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:

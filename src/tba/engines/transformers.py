@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from tba.engines.cache import roomy_cache
+from tba.engines.cache import RoomyCache
 from tba.engines.protocol import Pause, Sampling, draw_ids, uniforms
+from tba.engines.reading import Queue, Reading
 from tba.engines.rows import Sampled
 from tba.head import head_of
 from tba.policy import Policy, copy_in, copy_out, positions
@@ -24,9 +24,13 @@ from tba.records import Completion, Prompt
 class TransformersEngine:
     """Reads every distinct prefix once: prompts, and what completions of a prompt still have in common."""
 
-    def __init__(self, policy: Policy) -> None:
-        """Samples with `policy`, which `load` overwrites: give the engine a copy of its own."""
-        self._policy = policy
+    def __init__(self, policy: Policy, rows: int | None = None) -> None:
+        """Samples with `policy`, which `load` overwrites: give the engine a copy of its own.
+
+        At most `rows` completions are under way at a time, those of one prompt at least: prompts take the place of
+        what has ended. None: all that are asked for.
+        """
+        self._policy, self._rows = policy, rows
         self._device = next(self._policy.model.parameters()).device
         self._head = None if policy.dtype == torch.float32 else head_of(policy.model)
         self._loads = 0
@@ -40,29 +44,54 @@ class TransformersEngine:
     ) -> list[list[Completion]]:
         """See `Engine.generate`."""
         uniform_NT = uniforms(seeds, num_samples, sampling.max_new_tokens)
-        sampled = Sampled.start(len(prompts) * num_samples, self._policy.stop_ids)
-        alive_A = sampled.alive()
-        prefix_A = torch.arange(len(prompts)).repeat_interleave(num_samples)
-        logits_FV, cache, mask_FT = self._read([p.tokens for p in prompts])
-        for place in range(sampling.max_new_tokens):
-            logits_FV = self._policy.next_logits(logits_FV, place)
-            drawn = draw_ids(logits_FV[prefix_A], uniform_NT[alive_A, place], sampling, self._policy.temperature)
-            goes_on_A = sampled.append(alive_A, drawn, self.version)
-            if place + 1 == sampling.max_new_tokens or not bool(goes_on_A.any()):
-                break
-            alive_A = alive_A[goes_on_A]
-            id_F, parent_F, prefix_A = _branch(prefix_A[goes_on_A], drawn.id_N[goes_on_A], logits_FV.shape[1])
-            if pause is not None and pause.is_due(place + 1) and self._loads_in(pause):
-                del cache  # of the old weights, before there is another
-                row_of = dict(zip(prefix_A.tolist(), alive_A.tolist(), strict=True))
+        sampled = Sampled.start(len(prompts) * num_samples, self._policy.stop_ids, sampling.max_new_tokens)
+        queue = Queue(len(prompts), num_samples, self._rows)
+        now = self._begin(prompts, queue)
+        while True:
+            place_A = sampled.length_N[now.alive_A]
+            place_F = torch.zeros(len(now.logits_FV), dtype=torch.long).index_copy_(0, now.prefix_A, place_A)
+            logits_FV = self._policy.next_logits(now.logits_FV, place_F)
+            drawn = draw_ids(
+                logits_FV[now.prefix_A], uniform_NT[now.alive_A, place_A], sampling, self._policy.temperature
+            )
+            goes_on_A = sampled.append(now.alive_A, drawn, self.version)
+            if not bool(goes_on_A.any()):
+                if not queue.waiting:
+                    break
+                self._stop(pause, sampled)
+                del now
+                now = self._begin(prompts, queue)
+                continue
+            now.alive_A = now.alive_A[goes_on_A]
+            id_F, parent_F, now.prefix_A = _branch(now.prefix_A[goes_on_A], drawn.id_N[goes_on_A], logits_FV.shape[1])
+            if self._stop(pause, sampled):
+                now.forget()  # of the old weights, before there is another
+                row_of = dict(zip(now.prefix_A.tolist(), now.alive_A.tolist(), strict=True))
                 ids, rows = sampled.ids, [row_of[prefix] for prefix in range(len(id_F))]
                 read = [(prompts[row // num_samples].tokens, ids[row]) for row in rows]
-                logits_FV, cache, mask_FT = self._read_on(read)
-                continue
-            cache.batch_select_indices(parent_F.to(self._device))
-            mask_FT = torch.cat([mask_FT[parent_F], mask_FT.new_ones(len(parent_F), 1)], 1)
-            logits_FV = self._forward(id_F[:, None], mask_FT, cache)
+                now.logits_FV, now.cache, now.mask_FT = self._read_on(read)
+            else:
+                now.cache.batch_select_indices(parent_F.to(self._device))
+                now.mask_FT = torch.cat([now.mask_FT[parent_F], now.mask_FT.new_ones(len(parent_F), 1)], 1)
+                now.logits_FV = self._forward(id_F[:, None], now.mask_FT, now.cache)
+            if queue.has_room(len(now.alive_A)):
+                now.take_in(self._begin(prompts, queue, len(now.alive_A)))
         return sampled.completions(num_samples, self._policy.decode)
+
+    def _begin(self, prompts: Sequence[Prompt], queue: Queue, alive: int = 0) -> Reading:
+        """Reads as many of the prompts that wait as there is room for beside `alive` rows."""
+        taken = queue.take(alive)
+        logits_FV, cache, mask_FT = self._read([prompts[n].tokens for n in taken])
+        samples = queue.num_samples
+        return Reading(
+            alive_A=torch.arange(taken.start * samples, taken.stop * samples),
+            prefix_A=torch.arange(len(taken)).repeat_interleave(samples),
+            logits_FV=logits_FV, cache=cache, mask_FT=mask_FT,
+        )
+
+    def _stop(self, pause: Pause | None, sampled: Sampled) -> bool:
+        """Stops after this step if a stop is due; whether weights were loaded then."""
+        return pause is not None and pause.is_due(len(sampled.steps)) and self._loads_in(pause)
 
     def _loads_in(self, pause: Pause) -> bool:
         """Whether weights were loaded in a stop."""
@@ -70,29 +99,23 @@ class TransformersEngine:
         pause.do()
         return self._loads > before
 
-    def _read(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, DynamicCache, Tensor]:
+    def _read(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RoomyCache, Tensor]:
         """Logits after each prompt, their cache, and the mask of the left-padded prompts."""
-        lengths = [len(ids) for ids in prompts]
-        width = max(lengths)
-        ids_FT = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask_FT = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, ids in enumerate(prompts):
-            ids_FT[row, width - lengths[row] :] = torch.tensor(ids)
-            mask_FT[row, width - lengths[row] :] = 1
-        cache = roomy_cache()
+        ids_FT, mask_FT = _left_padded(prompts)
+        cache = RoomyCache()
         return self._forward(ids_FT, mask_FT, cache), cache, mask_FT
 
-    def _read_on(self, read: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Tensor, DynamicCache, Tensor]:
-        """`_read` of prompts and what each goes on with, as long in all of them; equal prompts are read once."""
+    def _read_on(self, read: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Tensor, RoomyCache, Tensor]:
+        """`_read` of prompts and what each goes on with; equal prompts are read once."""
         number_of = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in read))}
         _, cache, mask_PT = self._read(list(number_of))
         prompt_F = torch.tensor([number_of[prompt] for prompt, _ in read])
         cache.batch_select_indices(prompt_F.to(self._device))
-        ids_FT = torch.tensor([ids for _, ids in read])
-        mask_FT = torch.cat([mask_PT[prompt_F], torch.ones_like(ids_FT)], 1)
+        ids_FT, on_FT = _left_padded([ids for _, ids in read])
+        mask_FT = torch.cat([mask_PT[prompt_F], on_FT], 1)
         return self._forward(ids_FT, mask_FT, cache), cache, mask_FT
 
-    def _forward(self, ids_FT: Tensor, mask_FT: Tensor, cache: DynamicCache) -> Tensor:
+    def _forward(self, ids_FT: Tensor, mask_FT: Tensor, cache: RoomyCache) -> Tensor:
         """Logits [F, V] of the position after the last id; `mask_FT` covers everything read so far."""
         given = {
             "input_ids": ids_FT.to(self._device), "attention_mask": mask_FT.to(self._device),
@@ -114,6 +137,17 @@ class TransformersEngine:
     def tensors(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """See `Engine.tensors`."""
         return copy_out(self._policy.model)
+
+
+def _left_padded(rows: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Ids and their mask, [F, longest] each."""
+    width = max(map(len, rows))
+    ids_FT = torch.zeros(len(rows), width, dtype=torch.long)
+    mask_FT = torch.zeros(len(rows), width, dtype=torch.long)
+    for row, ids in enumerate(rows):
+        ids_FT[row, width - len(ids) :] = torch.tensor(ids)
+        mask_FT[row, width - len(ids) :] = 1
+    return ids_FT, mask_FT
 
 
 def _branch(prefix_A: Tensor, id_A: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:

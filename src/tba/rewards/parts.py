@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,13 +34,15 @@ class WeightedSum:
         """`make` gives the parts; what it raises is the user's mistake, and is not recorded but raised."""
         self._make = make
         self._parts: Sequence[Part] | None = None
+        self._making = threading.Lock()
 
     @property
     def parts(self) -> Sequence[Part]:
         """The parts, made if they were not yet."""
-        if self._parts is None:
-            self._parts = self._make()
-        return self._parts
+        with self._making:
+            if self._parts is None:
+                self._parts = self._make()
+            return self._parts
 
     def __call__(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score | Failure]:
         """One outcome per completion, in order, with the unweighted score of each part."""

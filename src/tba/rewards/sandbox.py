@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,7 +82,7 @@ def serve(connection: Connection, spec: str, limit_s: str) -> None:
 
 
 class TimedScorer:
-    """Runs a reward function in a killable process, each call within a limit.
+    """Runs a reward function in killable processes, each call within a limit; each thread that calls has one at a time.
 
     A call that outlasts `limit_s` or whose process dies is a recorded failure; the process is replaced.
     """
@@ -93,7 +94,7 @@ class TimedScorer:
         """
         self._function = function
         self._limit_s = limit_s
-        self._child: Child | None = None
+        self._idle: deque[Child] = deque()
         self.replaced = 0
         """Processes that were killed or died."""
 
@@ -101,24 +102,33 @@ class TimedScorer:
         self, prompt: Prompt, completions: Sequence[Completion], *, name: str = ""
     ) -> list[Score | Failure]:
         """One outcome per completion, in order; `name` is that of one of the carried functions."""
-        child = self._start()
+        child = self._taken()
         try:
-            return child.ask((name, prompt, list(completions)), self._limit_s)
+            found = child.ask((name, prompt, list(completions)), self._limit_s)
         except TimeoutError:
             failure = Failure(reason="timeout", detail=f"no reward within {self._limit_s:g} s")
         except (EOFError, OSError) as error:
             failure = Failure(reason="raised", detail=f"the scoring process died ({type(error).__name__})")
-        self.close()
+        else:
+            self._idle.append(child)
+            return found
+        child.close()
         self.replaced += 1
         return [failure] * len(completions)
 
     def problem(self, columns: Collection[str], *, name: str = "") -> str:
         """What is wrong with the function, if its prompts have `columns`; '' if nothing is. It is not called."""
         try:
-            return self._start().ask((name, None, list(columns)), START_LIMIT_S)
-        except (TimeoutError, EOFError, OSError, ValueError) as error:
-            self.close()
+            child = self._taken()
+        except ValueError as error:
+            return str(error)
+        try:
+            found = child.ask((name, None, list(columns)), START_LIMIT_S)
+        except (TimeoutError, EOFError, OSError) as error:
+            child.close()
             return str(error) or f"its process ended ({type(error).__name__})."
+        self._idle.append(child)
+        return found
 
     def tried(self, prompt: Prompt, *, name: str = "") -> tuple[str, str]:
         """(what is wrong with what the function returns, why a trial was not scored); '' each if nothing is."""
@@ -129,26 +139,33 @@ class TimedScorer:
                 return f"{failure.detail}; return a list with one number, or None, per completion.", ""
         return "", (f"{failures[0].reason}: {failures[0].detail}" if failures else "")
 
-    def _start(self) -> Child:
-        if self._child is None:
-            carried = isinstance(self._function, Carried)
-            spec = "" if carried else str(self._function)
-            self._child = child = Child("tba.rewards.sandbox:serve", spec, str(self._limit_s))
-            try:
-                if isinstance(self._function, Carried):
-                    child.give(self._function.packed)
-                is_ready = child.is_ready(START_LIMIT_S)
-            except OSError:
-                is_ready = False
-            if not is_ready:
-                said = child.complaint
-                self.close()
-                raise ValueError(said or f"task.reward = {spec or 'of a script'!r}: its process did not start within "
-                                         f"{START_LIMIT_S:g} s, or died.")
-        return self._child
+    def _taken(self) -> Child:
+        """A process that nobody else uses: the one that was free last, or a new one.
+
+        Raises:
+            ValueError: a new one does not start, or cannot load the function.
+        """
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._started()
+
+    def _started(self) -> Child:
+        spec = "" if isinstance(self._function, Carried) else self._function
+        child = Child("tba.rewards.sandbox:serve", spec, str(self._limit_s))
+        try:
+            if isinstance(self._function, Carried):
+                child.give(self._function.packed)
+            is_ready = child.is_ready(START_LIMIT_S)
+        except OSError:
+            is_ready = False
+        if not is_ready:
+            child.close()
+            raise ValueError(child.complaint or f"task.reward = {spec or 'of a script'!r}: its process did not start "
+                                                f"within {START_LIMIT_S:g} s, or died.")
+        return child
 
     def close(self) -> None:
-        """Ends the process; the next call starts a new one."""
-        if self._child is not None:
-            self._child.close()
-        self._child = None
+        """Ends the processes that are free; the next call starts a new one."""
+        while self._idle:
+            self._idle.pop().close()
