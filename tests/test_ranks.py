@@ -28,6 +28,7 @@ from support import make_draw, make_prompt, make_settings, make_trajectory, rand
 from tba import metrics as m
 from tba.batch import collate, dealt
 from tba.cluster.ranks import LATE
+from tba.jobs import arithmetic_of
 from tba.sharded import RankMissingError, Seat, Sharded, hold_store, reach_store, share_of
 from tba.tensor_file import write_tensors
 
@@ -270,3 +271,9 @@ def test_a_file_is_that_of_the_library(tmp_path: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert all(ours[n].dtype == theirs[n].dtype and torch.equal(ours[n], theirs[n]) for n in ours)
     assert [len(given), *given[0].shape] == [7, 1, 1]  # each once, those of eight bytes first
+
+
+def test_check_tells_of_ranks() -> None:
+    told = arithmetic_of(make_settings(trainer={"processes": 3, "groups_per_step": 8}))
+    assert told["ranks"].startswith("3: about 2.67 groups of a batch each")
+    assert "ranks" not in arithmetic_of(make_settings())

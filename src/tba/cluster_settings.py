@@ -81,7 +81,7 @@ def cluster_problems(*, mode: str, ray: RaySettings, resources: ResourceSettings
                    f"out.")
 
 
-def rank_problems(processes: int, *, mode: str, groups: int, gpus: float) -> Iterator[str]:
+def rank_problems(processes: int, mode: str, *, groups: int, gpus: float) -> Iterator[str]:
     """Why a trainer of so many ranks cannot be; `groups` are those of a batch, `gpus` those of a rank."""
     if processes == 1:
         return

@@ -1,4 +1,4 @@
-"""Trainer ranks that share one model: each has a slice of every tensor (FSDP2), and its groups of each batch."""
+"""Trainer ranks that share a model: each has a slice of each tensor (FSDP2), and its groups of a batch."""
 
 # Shape legend: N rows, T positions.
 
@@ -51,7 +51,7 @@ class Seat:
 
 def hold_store(host: str) -> Any:
     """The store that ranks meet at, in this process, on a free port."""
-    return STORES.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return STORES.TCPStore(host, 0, is_master=True)
 
 
 def reach_store(seat: Seat) -> Any:

@@ -12,6 +12,8 @@ from tba.cluster.searchers import RunFailedError, reason_of
 
 LATE = "imed out"
 """What the messages of collectives that took too long have in common."""
+GO_ON = "go on from the newest checkpoint with tba resume RUN, with any number of ranks (trainer.processes)."
+"""The way out."""
 LOOK_SHARE = 0.25
 """Of `async.wait_limit_s`: what a rank has to answer within when it is looked at."""
 
@@ -53,23 +55,26 @@ class TrainerRanks:
             try:
                 done[asked[reference]] = ray.get(reference)
             except RayActorError as error:
-                raise self._failure(asked[reference], f"died ({reason_of(error)})") from error
+                rank = asked[reference]
+                raise RunFailedError(f"{self._name(rank)} died ({reason_of(error)}); {GO_ON}") from error
             except RayError:
                 continue
-        for reference in sorted(silent, key=asked.__getitem__):
-            raise self._failure(asked[reference], f"does not answer within {self._limit_s:g} s")
+        if silent:
+            rank = min(asked[reference] for reference in silent)
+            raise RunFailedError(f"{self._name(rank)} does not answer within {self._limit_s:g} s; {GO_ON}")
         for reference in ray.wait(list(self._running), num_returns=len(self._running), timeout=0)[0]:
             try:
                 ray.get(reference)
             except RayTaskError as error:
                 if LATE not in str(error):
-                    raise self._failure(self._running[reference], f"failed ({reason_of(error)})") from error
-        least = min(done, key=done.__getitem__, default=0)
-        if LATE in said and done and done[least] < max(done.values()):
-            raise self._failure(least, f"stands still: it has begun {done[least]} of {max(done.values())} passes")
+                    rank = self._running[reference]
+                    raise RunFailedError(f"{self._name(rank)} failed ({reason_of(error)}); {GO_ON}") from error
+        least, most = min(done.values(), default=0), max(done.values(), default=0)
+        if LATE in said and least < most:
+            rank = next(rank for rank, value in done.items() if value == least)
+            raise RunFailedError(
+                f"{self._name(rank)} stands still: it has begun {least} passes, where others have begun {most}; {GO_ON}"
+            )
 
-    def _failure(self, rank: int, what: str) -> RunFailedError:
-        return RunFailedError(
-            f"trainer rank {rank} of {len(self._all)} {what}; go on from the newest checkpoint with tba resume RUN, "
-            f"with as many ranks as you like (trainer.processes)."
-        )
+    def _name(self, rank: int) -> str:
+        return f"trainer rank {rank} of {len(self._all)}"
