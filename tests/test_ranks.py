@@ -27,7 +27,7 @@ from ranks_of_a_test import CASES, Company, company, late, saved, tensors_of, tr
 from support import make_draw, make_prompt, make_settings, make_trajectory, random_draws
 from tba import metrics as m
 from tba.batch import collate, dealt
-from tba.cluster.ranks import LATE
+from tba.cluster.ranks import LATE, room_for
 from tba.jobs import arithmetic_of
 from tba.sharded import RankMissingError, Seat, Sharded, hold_store, reach_store, share_of
 from tba.tensor_file import write_tensors
@@ -86,7 +86,7 @@ def check_equal(ranks: Company, names: tuple[str, ...], steps: int) -> None:
         moved = furthest(alone[name]["tensors"], alone[name]["start"])
         found = furthest(first[name]["tensors"], alone[name]["tensors"])
         print(f"{name}: moved {moved:.1e}, ranks differ by {found:.1e}")
-        assert found <= 1e-5 < 0.01 < moved, name
+        assert found <= 1e-5 < 0.005 < moved, name
         for other in others:
             said = [(record[m.LOSS], record[m.GRAD_NORM], record[m.VERSION]) for record in other[name]["metrics"]]
             assert said == [(record[m.LOSS], record[m.GRAD_NORM], record[m.VERSION]) for record in ours]
@@ -277,3 +277,12 @@ def test_check_tells_of_ranks() -> None:
     told = arithmetic_of(make_settings(trainer={"processes": 3, "groups_per_step": 8}))
     assert told["ranks"].startswith("3: about 2.67 groups of a batch each")
     assert "ranks" not in arithmetic_of(make_settings())
+
+
+@pytest.mark.parametrize(("needs", "room"), [
+    ({"CPU": 4.0, "GPU": 1.0}, 3),  # two on the first, whose cores are for three; one on the second
+    ({"CPU": 0.0, "GPU": 0.0}, 15),  # whatever a node has, up to as many as are asked for
+    ({"CPU": 13.0, "GPU": 0.0}, 0),
+])
+def test_room_for_ranks_is_counted_over_nodes(needs: dict[str, float], room: int) -> None:
+    assert room_for(needs, [{"CPU": 12.0, "GPU": 2.0}, {"CPU": 7.0, "GPU": 4.0}, {"CPU": 2.0}], 5) == room

@@ -1,4 +1,4 @@
-"""Trainer ranks that share a model: each has a slice of each tensor (FSDP2), and its groups of a batch."""
+"""Trainer ranks that share a model (FSDP2): each has a slice of its tensors and its groups."""
 
 # Shape legend: N rows, T positions.
 
@@ -45,6 +45,8 @@ class Seat:
     port: int
     start_limit_s: float
     """Seconds that all ranks have to come."""
+    has_gpu: bool = False
+    """Whether each rank has a GPU: then NCCL joins them, else gloo."""
     limit_s: float
     """Seconds that any collective may take, and that a look for the next word lasts."""
 
@@ -76,10 +78,10 @@ class Sharded:
         """
         self.rank, self.count = seat.rank, seat.count
         self._seat, self._store = seat, store.clone()  # so that who waits for a word does not hold the group's up
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = "cuda" if seat.has_gpu else "cpu"
         _meet(store, seat)
         dist.init_process_group(
-            "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl", store=STORES.PrefixStore("group", store),
+            "cpu:gloo,cuda:nccl" if seat.has_gpu else "gloo", store=STORES.PrefixStore("group", store),
             rank=self.rank, world_size=self.count, timeout=timedelta(seconds=seat.limit_s),
         )
         self._mesh = init_device_mesh(self._device, (self.count,))

@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tba.assembly import Questions
 from tba.cluster.depot import DepotProcess
 from tba.cluster.evaluator import EvaluatorProcess
 from tba.cluster.notices import Notice
-from tba.cluster.ranks import TrainerRanks
+from tba.cluster.ranks import TrainerRanks, room_for
 from tba.cluster.scorers import ScorerProcess
 from tba.cluster.searcher import SearcherProcess
 from tba.cluster.searchers import START_LIMIT_S, RunFailedError, Searchers, reason_of
@@ -123,7 +123,7 @@ class Cluster:
         for name, share in self._settings.resources:
             needs = {"CPU": self._cpus(share), "GPU": share.gpus}
             count = self._settings.trainer.processes if name == "trainer" else 1
-            fit = sum(_times(node, needs, count) for node in nodes)
+            fit = room_for(needs, nodes, count)
             if 0 < fit < count:
                 problems.append(
                     f"resources.trainer: {needs['CPU']:g} CPUs and {needs['GPU']:g} GPUs for each of "
@@ -172,7 +172,7 @@ class Cluster:
             self._store = hold_store(host)
             seats = [
                 Seat(rank=rank, count=count, host=host, port=self._store.port, limit_s=self._limit / 2,
-                     start_limit_s=max(self._limit, START_LIMIT_S))
+                     start_limit_s=max(self._limit, START_LIMIT_S), has_gpu=self._settings.resources.trainer.gpus > 0)
                 for rank in range(count)
             ]
         first: Any = self._spawn(
@@ -376,11 +376,6 @@ class Cluster:
                 f"waiting for {awaited}: its process died ({reason_of(error)}); go on from the newest checkpoint with "
                 f"tba resume."
             ) from error
-
-
-def _times(node: Mapping[str, float], needs: Mapping[str, float], most: int) -> int:
-    """How often a node has what a process is to take, up to `most`."""
-    return min([most, *(int(node.get(kind, 0.0) // amount) for kind, amount in needs.items() if amount)])
 
 
 def _check_listens(address: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,13 @@ GO_ON = "go on from the newest checkpoint with tba resume RUN, with any number o
 """The way out."""
 LOOK_SHARE = 0.25
 """Of `async.wait_limit_s`: what a rank has to answer within when it is looked at."""
+
+
+def room_for(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]], most: int) -> int:
+    """How many processes that take `needs` the nodes have room for, empty; on each up to `most`."""
+    return sum(
+        min([most, *(int(node.get(kind, 0.0) // amount) for kind, amount in needs.items() if amount)]) for node in nodes
+    )
 
 
 class TrainerRanks:
