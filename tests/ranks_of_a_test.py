@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import random
 import tempfile
@@ -88,6 +87,7 @@ def serve(rank: int, count: int, folder: str, limit_s: float, end: Connection) -
 
 CASES: dict[str, dict[str, Any]] = {
     "full, tied": {"trainer": {"clip_norm": 0.7, "weight_decay": 0.1}},
+    "steered beta": {"objective": {"target_kl": 0.9}},
     "cut": {"trainer": {"clip_norm": None}, "max_tokens": 30},
     "adapter": {"policy": {"lora": {"rank": 3}}, "trainer": {"learning_rate": 0.01}},
     "learned log Z": {"objective": {"name": "trajectory_balance_learned_z"}},
@@ -171,7 +171,7 @@ def train(ranks: Any, case: dict[str, Any], steps: Sequence[int], trainer: Any =
         batch = collate(draws_of(case, step), max_tokens=case.get("max_tokens", 16_384), ranks=count)
         for micro in batch.micro_batches:
             micro.version_N.clamp_(max=trainer.version)
-        found.append(trainer.step(batch, search_kl=math.nan))
+        found.append(trainer.step(batch, search_kl=0.2 + 0.1 * step))
     return {"metrics": found, "tensors": dict(trainer.snapshot(0).tensors), "start": start}
 
 

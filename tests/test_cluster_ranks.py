@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tba import checkpoint
-from test_cluster import LIMIT_S, adds_up, children_named, steps_of, wait_for_steps
+from test_cluster import LIMIT_S, adds_up, children_named, execute, overrides, steps_of, wait_for_steps
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +78,19 @@ def test_a_rank_that_stands_still_ends_the_run_and_is_named(tmp_path: Path, rank
             os.kill(victim, signal.SIGKILL)  # one that stands still may outlive its run
     assert code == 1
     assert f"trainer rank {rank} of 2 does not answer within 6 s" in summary["message"], summary["message"]
+
+
+def test_two_ranks_train_as_one_from_search_to_the_final_model(tmp_path: Path) -> None:
+    words = ("trainer.steps=4", "trainer.sync_every=2", "trainer.groups_per_step=8", "search.batch_prompts=8",
+             "async.lead=0", "objective.name=trajectory_balance_learned_z", "trainer.micro_batch_tokens=200")
+    one, alone, _ = execute(tmp_path / "one", "arithmetic", *overrides("async", *words))
+    two, shared, _ = execute(tmp_path / "two", "arithmetic", *overrides("async", "trainer.processes=2", *words))
+    assert one["status"] == two["status"] == "done", two["message"]
+    for name in ("train/loss", "train/grad_norm", "train/log_z", "train/reward", "train/entropy", "train/tokens"):
+        ours, theirs = ([record[name] for record in records] for records in (shared, alone))
+        assert ours == pytest.approx(theirs, rel=1e-5), name
+    assert one["ledger"] == two["ledger"]
+    ours, theirs = (load_file(tmp_path / run / "final" / "model.safetensors") for run in ("two", "one"))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert np.linalg.norm(ours[name] - theirs[name]) <= 1e-5 * np.linalg.norm(theirs[name]), name
