@@ -13,9 +13,10 @@ import pytest
 
 from scoring_server import Fault, ScoringServer, fault_of, true_score
 from support import make_completion
+from tba.calls import MAX_BACKOFF_S
 from tba.preference_settings import RewardSettings, rewards_problems
 from tba.records import Completion, Prompt
-from tba.rewards.endpoint import MAX_BACKOFF_S, EndpointScorer, request_of, score_in
+from tba.rewards.endpoint import EndpointScorer, request_of, score_in
 from tba.rewards.functions import Failure
 from tba.rewards.parts import Part, WeightedSum
 from tba.sections import SettingsError

@@ -180,5 +180,5 @@ def test_caches_end_at_the_same_position(mine: tuple[int, int], theirs: tuple[in
 def test_rows_without_room_for_a_prompts_completions_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"engine\.rows = 7 has no room for the 8 completions"):
         read_settings("arithmetic", ["search.num_samples=8", "engine.rows=7"])
-    with pytest.raises(SettingsError, match=r"engine\.rows = 64 is for engine\.name=transformers, not table"):
+    with pytest.raises(SettingsError, match=r"engine\.rows = 64 is for engine\.name=transformers or vllm, not table"):
         read_settings("enumerable", ["engine.name=table", "engine.rows=64"])

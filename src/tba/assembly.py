@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tba.catalog import ENGINES, OBJECTIVES, make, reads
 from tba.comparison import Compares
@@ -24,6 +25,8 @@ from tba.sections import RangeSettings
 from tba.settings import Settings, SettingsError
 from tba.tasks.protocol import Examines, Task, Texts, check_gold, check_ids_unique, make_task
 
+FOREIGN = ("vllm", "vllm_server")
+"""Engines that compute elsewhere than in the policy's model."""
 MAX_GOLD_CHECKS = 1000
 """Prompts whose gold answer is scored before a run."""
 
@@ -122,8 +125,11 @@ def make_engine(settings: Settings, policy: Policy) -> Engine:
     Raises:
         SettingsError: the objective reads behaviour log-probs, and the engine gives none.
     """
-    rows = {} if settings.engine.rows is None else {"rows": settings.engine.rows}
-    engine: Engine = make(ENGINES[settings.engine.name], policy, **rows)
+    chosen = settings.engine
+    more: dict[str, Any] = {} if chosen.rows is None else {"rows": chosen.rows}
+    if chosen.name in FOREIGN:
+        more["options"] = chosen
+    engine: Engine = make(ENGINES[chosen.name], policy, **more)
     if "behaviour_logps" in reads(settings.objective) and not engine.gives_logps:
         free = ", ".join(name for name, knobs in OBJECTIVES.items() if "behaviour_logps" not in knobs.needs)
         raise SettingsError([
@@ -133,12 +139,24 @@ def make_engine(settings: Settings, policy: Policy) -> Engine:
     return engine
 
 
+def sampling_copy(settings: Settings, policy: Policy) -> Policy:
+    """What a searcher's engine is made of; foreign ones cast by themselves."""
+    return policy.sampling_copy("float32" if settings.engine.name in FOREIGN else settings.engine.dtype)
+
+
+def make_evaluating_engine(settings: Settings, policy: Policy) -> Engine:
+    """What evaluations sample with: the searchers' engine, or transformers where that is one for each process."""
+    if settings.engine.name not in FOREIGN:
+        return make_engine(settings, policy)
+    return make(ENGINES["transformers"], policy)
+
+
 def make_searcher(settings: Settings, task: Task, policy: Policy, name: str) -> Searcher:
     """A searcher with its own copies of policy and reference; `policy` is the start policy."""
     search = settings.search
     is_fixed = settings.reference.kind == "fixed"
     searcher = Searcher(
-        engine=make_engine(settings, policy.sampling_copy(settings.engine.dtype)), task=task,
+        engine=make_engine(settings, sampling_copy(settings, policy)), task=task,
         exploration=make_exploration(settings),
         reference=policy.without_adapter() if is_fixed else policy.frozen_copy().without_limits(),
         num_samples=search.num_samples, batch_prompts=search.batch_prompts, seed=settings.seed, name=name,
@@ -180,10 +198,10 @@ def make_evaluator(settings: Settings, questions: Questions, policy: Policy) -> 
     """An evaluator with its own copies of policy and reference; `policy` is the start policy."""
     own, reference = policy.frozen_copy(), policy.without_adapter()
     evaluator = Evaluator(
-        policy=own, engine=make_engine(settings, own), reference=reference, task=questions.task,
+        policy=own, engine=make_evaluating_engine(settings, own), reference=reference, task=questions.task,
         prompts=questions.held_out, max_new_tokens=settings.search.max_new_tokens, seed=settings.seed,
         prior=settings.final_prior,
-        reference_engine=make_engine(settings, reference) if isinstance(questions.task, Compares) else None,
+        reference_engine=make_evaluating_engine(settings, reference) if isinstance(questions.task, Compares) else None,
     )
     evaluator.scoring = Scoring(questions.task, settings.search.scorers)
     if settings.evaluation.embedder is not None:

@@ -34,6 +34,8 @@ VICTIMS = {
 ENGINES = {
     "table": "tba.engines.table:TableEngine",
     "transformers": "tba.engines.transformers:TransformersEngine",
+    "vllm": "tba.engines.vllm:VllmEngine",
+    "vllm_server": "tba.engines.vllm_server:VllmServerEngine",
 }
 """Engines by `engine.name`: each is made from a policy."""
 

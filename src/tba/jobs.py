@@ -144,7 +144,7 @@ def talk(settings: Settings, prompts: Iterator[str]) -> Iterator[str]:
 
     task = assembly.make_task_of(settings)
     policy = assembly.make_policy(settings, task)
-    engine = assembly.make_engine(settings, policy)
+    engine = assembly.make_evaluating_engine(settings, policy)
     sampling = Sampling(max_new_tokens=settings.search.max_new_tokens, temperature=policy.temperature)
     for text in prompts:
         if text.encode("utf-8", "replace").decode("utf-8") != text:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems, rank_problems
-from tba.engine_settings import EngineSettings
+from tba.engine_settings import EngineSettings, engine_problems
 from tba.maths_settings import maths_problems
 from tba.preference_settings import RewardModelSettings, preference_problems
 from tba.redteam_settings import redteam_problems
@@ -398,12 +398,8 @@ def _limit_problems(s: Settings) -> Iterator[str]:
 
 def _engine_problems(s: Settings) -> Iterator[str]:
     every, longest = s.engine.adopt_every, s.search.max_new_tokens
-    if (rows := s.engine.rows) is not None and s.engine.name != "transformers":
-        yield f"engine.rows = {rows} is for engine.name=transformers, not {s.engine.name}; leave it out."
-    if rows is not None and rows < s.search.num_samples:
-        yield (f"engine.rows = {rows} has no room for the {s.search.num_samples} completions of a prompt "
-               f"(search.num_samples); raise it, or leave it out.")
-    if s.engine.dtype != "float32" and not s.policy.lora.rank:
+    yield from engine_problems(s.engine, s.search.num_samples)
+    if s.engine.dtype != "float32" and not s.policy.lora.rank and s.engine.name not in ("vllm", "vllm_server"):
         yield f"engine.dtype = {s.engine.dtype} is for a base under an adapter; set policy.lora.rank, or leave it out."
     if every is None:
         return
