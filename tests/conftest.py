@@ -19,7 +19,8 @@ install_import_hook(["tba.policy", "tba.batch", "tba.objectives"], "beartype.bea
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; also for the processes of tests
 
-RAY = {"test_cluster": "ray", "test_cluster_replay": "ray", "test_elastic": "more ray", "test_publishing": "more ray"}
+RAY = {"test_cluster": "ray", "test_cluster_replay": "ray", "test_elastic": "more ray", "test_publishing": "more ray",
+       "test_cluster_ranks": "more ray"}
 """Files that start Ray: with workers the first ones come before all other files, the rest after them."""
 LAST = ("test_trainer_api", "test_loop", "test_cli", "test_resume")
 """Files that train or start processes, quickest first; all others but those of Ray run before them."""

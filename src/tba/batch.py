@@ -70,6 +70,8 @@ class MicroBatch:
     """Groups with at least two trajectories in this micro-batch."""
     num_counted_tokens: int
     """Completion tokens of those groups."""
+    rank: int = 0
+    """Which of the trainer's ranks it is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +87,19 @@ class Batch:
     """Completion tokens of groups with at least two trajectories: the denominator of means over tokens."""
 
 
-def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
+def collate(draws: Sequence[Draw], *, max_tokens: int, ranks: int = 1) -> Batch:
     """Draws as one batch; each draw is a group of its own, also when two are of one prompt.
 
     Groups are dealt to micro-batches whole, longest first, so that no micro-batch exceeds `max_tokens`
-    padded tokens; a group that does so alone is cut into pieces that the trainer joins again.
+    padded tokens; a group that does so alone is cut into pieces that the trainer joins again. Each of the trainer's
+    `ranks` has micro-batches of its own, one rank's after another's; see `dealt`.
     """
     if not draws:
         raise ValueError("a batch of 0 groups has no gradient; draw at least 1 group.")
-    longest = [len(d.prompt.tokens) + max(len(t.completion.tokens) for t in d.trajectories) for d in draws]
-    plan: list[list[int]] = []
-    width, rows = 0, set[tuple[Ids, Ids]]()
-    for number in sorted(range(len(draws)), key=lambda i: (-longest[i], i)):
-        own = {(draws[number].prompt.tokens, t.completion.tokens) for t in draws[number].trajectories}
-        if plan and width * len(rows | own) <= max_tokens:
-            plan[-1].append(number)
-            rows |= own
-        else:
-            plan.append([number])
-            width, rows = longest[number], own
-    micro = tuple(_micro_batch([(i, draws[i]) for i in sorted(numbers)], max_tokens) for numbers in plan)
+    micro = tuple(
+        _micro_batch([(i, draws[i]) for i in sorted(numbers)], max_tokens, rank)
+        for rank, own in enumerate(dealt(draws, ranks)) for numbers in _plan(draws, own, max_tokens)
+    )
     return Batch(
         micro_batches=micro, num_groups=sum(m.num_groups for m in micro),
         num_tokens=sum(len(d.prompt.tokens) + len(t.completion.tokens) for d in draws for t in d.trajectories),
@@ -112,7 +107,44 @@ def collate(draws: Sequence[Draw], *, max_tokens: int) -> Batch:
     )
 
 
-def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> MicroBatch:
+def dealt(draws: Sequence[Draw], ranks: int) -> list[list[int]]:
+    """Numbers of the draws of each rank: whole groups, those of most tokens first, each to who has fewest so far.
+
+    No rank has more tokens than another by more than those of one group. Equal completions of a prompt count once, as
+    they go through the model.
+    """
+    tokens = [
+        sum(len(draw.prompt.tokens) + len(ids) for ids in {t.completion.tokens for t in draw.trajectories})
+        for draw in draws
+    ]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for number in sorted(range(len(draws)), key=lambda i: (-tokens[i], i)):
+        rank = loads.index(min(loads))
+        shares[rank].append(number)
+        loads[rank] += tokens[number]
+    return shares
+
+
+def _plan(draws: Sequence[Draw], own: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Numbers of the draws of each micro-batch, out of those in `own`."""
+    longest = {
+        i: len(draws[i].prompt.tokens) + max(len(t.completion.tokens) for t in draws[i].trajectories) for i in own
+    }
+    plan: list[list[int]] = []
+    width, rows = 0, set[tuple[Ids, Ids]]()
+    for number in sorted(own, key=lambda i: (-longest[i], i)):
+        pairs = {(draws[number].prompt.tokens, t.completion.tokens) for t in draws[number].trajectories}
+        if plan and width * len(rows | pairs) <= max_tokens:
+            plan[-1].append(number)
+            rows |= pairs
+        else:
+            plan.append([number])
+            width, rows = longest[number], pairs
+    return plan
+
+
+def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int, rank: int) -> MicroBatch:
     flat = [(number, draw, k) for number, draw in numbered for k in range(len(draw.trajectories))]
     pairs = [(draw.prompt.tokens, draw.trajectories[k].completion.tokens) for _, draw, k in flat]
     distinct = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
@@ -141,6 +173,7 @@ def _micro_batch(numbered: Sequence[tuple[int, Draw]], max_tokens: int) -> Micro
         num_counted_tokens=sum(
             len(t.completion.tokens) for _, draw in numbered if len(draw.trajectories) >= 2 for t in draw.trajectories
         ),
+        rank=rank,
     )
 
 

@@ -28,8 +28,8 @@ class AsyncSettings(Section):
     max_restarts: NonNegativeInt = 5
     """Deaths of one searcher in a row before the run ends, if no searcher delivers a group between them."""
     threads: PositiveInt | None = None
-    """Threads of trainer and of each searcher; if null an even share of the cores, or the CPUs of `resources` on a
-    cluster."""
+    """Threads of each trainer rank and of each searcher; if null an even share of the cores, or the CPUs of `resources`
+    on a cluster."""
 
     @property
     def longest_lease_s(self) -> float:
@@ -58,6 +58,7 @@ class ResourceSettings(Section):
     """What each process of async mode takes."""
 
     trainer: ShareSettings = Field(default_factory=ShareSettings)
+    """Each of its ranks."""
     searcher: ShareSettings = Field(default_factory=ShareSettings)
     """Each of them."""
     depot: ShareSettings = Field(default_factory=ShareSettings)
@@ -78,3 +79,18 @@ def cluster_problems(*, mode: str, ray: RaySettings, resources: ResourceSettings
         if share.cpus or share.gpus:
             yield (f"resources.{name} has no use in mode = {mode}, which is one process; set mode=async, or leave it "
                    f"out.")
+
+
+def rank_problems(processes: int, mode: str, *, groups: int, gpus: float) -> Iterator[str]:
+    """Why a trainer of so many ranks cannot be; `groups` are those of a batch, `gpus` those of a rank."""
+    if processes == 1:
+        return
+    if mode != "async":
+        yield (f"trainer.processes = {processes}: mode = {mode} is one process; set mode=async, or "
+               f"trainer.processes=1.")
+    if processes > groups:
+        yield (f"trainer.processes = {processes} is more than the {groups} groups of a batch, which ranks take whole; "
+               f"lower it, or raise trainer.groups_per_step.")
+    if 0 < gpus < 1:
+        yield (f"resources.trainer.gpus = {gpus:g} has ranks share a GPU, and NCCL takes one for each; set it to 1, or "
+               f"trainer.processes=1.")

@@ -220,6 +220,11 @@ def arithmetic_of(settings: Settings) -> dict[str, str]:
         "reuse": _reuse_of(settings),
         "recent": f"age at most {settings.recent_age} steps",
     }
+    if trainer.processes > 1:
+        found["ranks"] = (
+            f"{trainer.processes}: about {settings.groups_per_step / trainer.processes:.3g} groups of a batch each, by "
+            f"tokens, and 1/{trainer.processes} of the trainer's memory; at the start each loads the whole model"
+        )
     parameters = parameters_of(settings)
     if parameters is not None:
         mib = 4 * parameters / 2**20

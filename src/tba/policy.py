@@ -73,12 +73,16 @@ class Policy:
         """Completion ids as text, special tokens removed."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def token_logps(self, rows: Rows) -> Float[Tensor, "N T"]:
-        """Log-prob of each target, nats, zero outside completions; float32 log-softmax."""
+    def token_logps(self, rows: Rows, is_split: bool | None = None) -> Float[Tensor, "N T"]:
+        """Log-prob of each target, nats, zero outside completions; float32 log-softmax.
+
+        `is_split`: whether distinct prompts are read apart; None: where that saves.
+        """
         device = next(self.model.parameters()).device
         rows = Rows(**{f.name: getattr(rows, f.name).to(device) for f in dataclasses.fields(rows)})
         split = split_rows(rows)
-        is_split = split.saves(rows) and takes_cache(self.model)
+        if is_split is None:
+            is_split = split.saves(rows) and takes_cache(self.model)
         num_places = (split.place_NC if is_split else rows.target_NT).numel()
         head = self._head_worth(num_places)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
@@ -86,6 +90,11 @@ class Policy:
                 return self._logps_of_split(split, rows, head)
             found = self._forward(head, input_ids=rows.input_NT, attention_mask=rows.attention_NT)
             return self._limited_logps(found, rows.target_NT, rows.completion_NT, head)
+
+    def wants_split(self, rows: Rows) -> bool:
+        """Whether reading the prompts of `rows` apart saves, in two passes through the model."""
+        split = split_rows(rows)
+        return split.saves(rows) and takes_cache(self.model) and split.input_NR.shape[1] > 0
 
     def _head_worth(self, num_places: int) -> Head | None:
         """The model's head, to be applied apart; None where the logits of so many places are few, or cannot be."""
@@ -310,19 +319,21 @@ def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_out(
-    model: torch.nn.Module, into: Mapping[str, npt.NDArray[Any]] | None = None
+    model: torch.nn.Module, into: Mapping[str, npt.NDArray[Any]] | None = None,
+    whole: Callable[[Tensor], Tensor] = torch.Tensor.detach,
 ) -> dict[str, npt.NDArray[Any]]:
     """The tensors that the model computes with, copied to host memory; later optimizer steps do not change them.
 
     Of a model whose adapter is off these are none. `into` is an earlier copy of the same model, which is written over.
+    `whole` makes a tensor of what the model has of it, one after another.
     """
     if lora.has_adapter(model) and lora.is_off(model):
         return {}
     own = named_tensors(model)
     if into is None:
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in own.items()}
+        return {name: whole(tensor).cpu().numpy().copy() for name, tensor in own.items()}
     for name, tensor in own.items():
-        torch.from_numpy(into[name]).copy_(tensor)
+        torch.from_numpy(into[name]).copy_(whole(tensor))
     return dict(into)
 
 

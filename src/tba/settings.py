@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from tba import catalog
 from tba.buffer_settings import BufferSettings, buffer_problems
-from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems
+from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems, rank_problems
 from tba.engine_settings import EngineSettings, engine_problems
 from tba.maths_settings import maths_problems
 from tba.preference_settings import RewardModelSettings, classifier_problems, preference_problems
@@ -113,8 +113,6 @@ class SearchSettings(Section):
     """Seconds that a user's reward function may take for one prompt's completions."""
 
 
-
-
 class TrainerSettings(Section):
     """Optimizer steps: how many, how large, how often published."""
 
@@ -146,6 +144,8 @@ class TrainerSettings(Section):
     """Trajectories in one batch, another way to give groups_per_step x group_size."""
     sync_every: PositiveInt = 1
     """Steps between two publications of the weights (the paper's k)."""
+    processes: PositiveInt = 1
+    """Ranks that share the model and each batch (docs/scaling.md). Async mode only."""
     micro_batch_tokens: PositiveInt = 16_384
     """Padded tokens that one forward pass may hold."""
     max_bad_steps: PositiveInt = 5
@@ -309,6 +309,7 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _task_problems(s)
     yield from s.reference.problems()
     yield from cluster_problems(mode=s.mode, ray=s.ray, resources=s.resources)
+    yield from rank_problems(s.trainer.processes, s.mode, groups=s.groups_per_step, gpus=s.resources.trainer.gpus)
     yield from range_problems("search.temperature", s.search.temperature)
     yield from range_problems("search.top_p", s.search.top_p, 1.0)
     yield from beta_problems(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from torch import Tensor
 
 from tba import metrics as m
-from tba.batch import Batch, MicroBatch
+from tba.batch import Batch, MicroBatch, Rows
 from tba.loss import Loss, widened
 from tba.newest import Newest
 from tba.policy import Policy, copy_out, named_tensors
+from tba.ranks import ALONE, Ranks
 from tba.recorder import Entered, Recorder, Source
 from tba.reference import MovingReference
 from tba.schedules import KlControl, Schedules
 from tba.settings import Settings
+from tba.tensor_file import write_tensors
 from tba.weights import Tensors, Weights
 
 FLAT_TOLERANCE = 1e-6
@@ -57,14 +61,16 @@ class Trainer:
     """Owns the policy's master weights and the optimizer."""
 
     def __init__(
-        self, policy: Policy, settings: Settings, recorder: Recorder | None = None, newest: Newest | None = None
+        self, policy: Policy, settings: Settings, recorder: Recorder | None = None, newest: Newest | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Trains `policy` in place, with the settings' objective, optimizer and schedules.
 
-        `recorder` is told what entered the losses, and `newest` of each batch.
+        `recorder` is told what entered the losses, and `newest` of each batch. Over `ranks` the policy is spread: each
+        has a trainer, and whatever one of them does all do. Only the first one's has recorder and `newest`.
         """
         trainer, objective = settings.trainer, settings.objective
-        self.policy, self._recorder, self._newest = policy, recorder, newest
+        self.policy, self._recorder, self._newest, self._ranks = policy, recorder, newest, ranks
         self._sync_every = trainer.sync_every
         self.version = 0
         """Optimizer steps that the weights have had."""
@@ -81,7 +87,8 @@ class Trainer:
         self._control = None if objective.target_kl is None else KlControl(
             objective.beta, target=objective.target_kl, gain=objective.target_kl_gain
         )
-        self._reference = MovingReference(policy, settings.reference)
+        self._reference = MovingReference(policy, settings.reference, ranks)
+        ranks.take(policy)
         self._resets_optimizer = settings.reference.reset_optimizer
         self._clip_norm, self._max_age = trainer.clip_norm, settings.buffer.max_age
         self._max_bad_steps = trainer.max_bad_steps
@@ -96,7 +103,7 @@ class Trainer:
         self, batch: Batch, sources: Sequence[Source] = (), *, search_kl: float = math.nan,
         before_update: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """One optimizer step on `batch`, whose groups come from `sources`; returns its metrics.
+        """One optimizer step on `batch`, whose groups come from `sources`; returns its metrics, on the first rank.
 
         Until `before_update` returns, which is called when the gradient is there, weights and reference stay the same.
 
@@ -120,12 +127,12 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad(set_to_none=True)
-        rescored = self._reference.rescore(batch)
-        batch, ref_version = rescored.batch, self._reference.version
-        parts = [self._accumulate(micro, batch, beta, prior) for micro in batch.micro_batches]
-        loss = sum(part["loss"] for part in parts)
+        rescored, ref_version = self._reference.rescore(self._ranks.own(batch)), self._reference.version
+        parts = self._accumulate(rescored.batch, beta, prior)
+        loss, num_rescored = self._ranks.totals([sum(part["loss"] for part in parts), rescored.count])
+        parts = self._ranks.gathered(parts, everywhere=self._loss.learned_z is not None)
         limit = math.inf if self._clip_norm is None else self._clip_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), limit))
+        norm = self._ranks.clip(list(self._parameters.values()), limit)
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         self.steps = step
         record_s = self._record(parts, sources, {"beta": beta, "prior": prior, "loss": loss}, is_finite=is_finite)
@@ -139,20 +146,20 @@ class Trainer:
             self._bad_in_a_row = 0
         else:
             self._count_bad_step(loss, norm)
-        consumed = _consumed(batch, parts, self.version - is_finite)
+        consumed = _consumed(batch, parts, self.version - is_finite) if self._ranks.rank == 0 else {}
         if is_finite:
             self._after(search_kl)
         return {
             m.STEP: step, m.VERSION: self.version, m.LOSS: loss, m.GRAD_NORM: norm, m.LEARNING_RATE: rate,
             m.BETA: beta, m.PRIOR: prior, m.SKIPPED: self.steps - self.version, **consumed,
-            m.REF_VERSION: ref_version, m.RESCORED: rescored.count, m.RESCORE_SECONDS: rescored.seconds,
+            m.REF_VERSION: ref_version, m.RESCORED: int(num_rescored), m.RESCORE_SECONDS: rescored.seconds,
             m.RECORD_SECONDS: record_s, m.RECORDS_LOST: 0 if self._recorder is None else self._recorder.lost,
             m.STEP_SECONDS: time.perf_counter() - started,
         }
 
     def _check_age(self, batch: Batch) -> None:
         """Refuses what is older than the bound on age; see docs/asynchrony.md."""
-        oldest = min(int(micro.version_N.min()) for micro in batch.micro_batches)
+        oldest = min((int(micro.version_N.min()) for micro in batch.micro_batches), default=self.version)
         if self._max_age is not None and self.version - oldest > self._max_age:
             raise TrainingFailedError(
                 f"step {self.steps + 1} got a trajectory that version {oldest} sampled, which is "
@@ -186,31 +193,55 @@ class Trainer:
         if self._reference.follow(self.policy, self.version) and self._resets_optimizer:
             self._optimizer.state.clear()
 
-    def _accumulate(self, micro: MicroBatch, batch: Batch, beta: float, prior: float) -> dict[str, Any]:
-        """Adds the micro-batch's share of the batch gradient; returns its share of loss and metrics."""
-        if len(micro.rows) == 1:
-            logps_NT = self.policy.token_logps(micro.rows[0])[micro.row_N]
-            found, loss = self._loss.of(micro, batch, logps_NT, beta, prior)
-            if micro.num_groups:
-                loss.backward()
-        else:
-            with torch.no_grad():
-                logps_UT = widened([self.policy.token_logps(rows) for rows in micro.rows])
-            logps_UT.requires_grad_(True)
-            logps_NT = logps_UT[micro.row_N]
-            found, loss = self._loss.of(micro, batch, logps_NT, beta, prior)
+    def _accumulate(self, batch: Batch, beta: float, prior: float) -> list[dict[str, Any]]:
+        """Makes the gradient of the batch loss; returns each micro-batch's share of loss and metrics.
+
+        The loss takes groups whole. So a micro-batch that was cut goes through the model without gradient first, for
+        the slope of the loss at each log-prob, and with it a second time.
+        """
+        cut = [rows for micro in batch.micro_batches if len(micro.rows) > 1 for rows in micro.rows]
+        with torch.no_grad():
+            first = iter(list(self._ranks.passes(self.policy, cut)))
+        found: dict[int, dict[str, Any]] = {}
+        work: list[tuple[Rows, int, Tensor | None]] = []
+        for place, micro in enumerate(batch.micro_batches):
+            if len(micro.rows) == 1:
+                work.append((micro.rows[0], place, None))
+                continue
+            logps_UT = widened([next(first) for _ in micro.rows]).requires_grad_(True)
+            found[place], loss = self._share(micro, batch, logps_UT, beta, prior)
             if micro.num_groups:
                 (slope_UT,) = torch.autograd.grad(loss, logps_UT)
                 pieces = slope_UT.split([len(rows.input_NT) for rows in micro.rows])
-                for rows, slope_RT in zip(micro.rows, pieces, strict=True):
-                    logps_RT = self.policy.token_logps(rows)
-                    (logps_RT * slope_RT[:, : logps_RT.shape[1]]).sum().backward()
+                work += [(rows, place, slope_RT) for rows, slope_RT in zip(micro.rows, pieces, strict=True)]
+        passes = self._ranks.passes(self.policy, [rows for rows, _, _ in work])
+        for number, logps_RT in enumerate(passes):
+            _, place, slope_RT = work[number]
+            micro = batch.micro_batches[place]
+            if slope_RT is None:
+                found[place], loss = self._share(micro, batch, logps_RT, beta, prior)
+            else:
+                loss = (logps_RT * slope_RT[:, : logps_RT.shape[1]]).sum()
+            if micro.num_groups:
+                loss.backward()
+            else:
+                self._ranks.skip(logps_RT)
+        if not batch.num_groups:
+            self._optimizer.zero_grad(set_to_none=True)  # nothing is to move; a zero gradient would
+        return [part for _, part in sorted(found.items())]
+
+    def _share(
+        self, micro: MicroBatch, batch: Batch, logps_UT: Tensor, beta: float, prior: float
+    ) -> tuple[dict[str, Any], Tensor]:
+        """What a micro-batch adds to the metrics, and to the loss of the batch."""
+        logps_NT = logps_UT[micro.row_N]
+        found, loss = self._loss.of(micro, batch, logps_NT, beta, prior)
         return {
-            "loss": float(loss.detach()), "micro": micro, "logps_NT": logps_NT.detach(),
+            "loss": float(loss.detach()), "micro": micro, "logps_NT": logps_NT.detach().cpu(),
             "logp_N": logps_NT.detach().sum(-1).cpu(),
             "residual_N": found.residual.cpu(), "log_z_N": found.log_z.cpu(),
             "cut": None if found.cut is None else int(found.cut.sum()),
-        }
+        }, loss
 
     def _count_bad_step(self, loss: float, norm: float) -> None:
         self._bad_in_a_row += 1
@@ -231,7 +262,7 @@ class Trainer:
         `into` are the tensors of an earlier snapshot that nobody reads any more; they are written over.
         """
         return Snapshot(
-            tensors=copy_out(self.policy.model, into), version=self.version, round=round_,
+            tensors=copy_out(self.policy.model, into, self._ranks.whole), version=self.version, round=round_,
             ref_version=self._reference.version, reference=self._reference.tensors(),
         )
 
@@ -240,16 +271,20 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Writes weights, optimizer moments, a moving reference and counters into the folder `path`.
 
-        What is recorded of the steps so far is on disk afterwards.
+        The files are the same whatever the number of ranks; the first one writes them. What is recorded of the steps so
+        far is on disk afterwards.
         """
         if self._recorder is not None:
             self._recorder.flush()
-        found = {f"weights.{name}": tensor.detach() for name, tensor in named_tensors(self.policy.model).items()}
-        found |= {f"reference.{name}": tensor.detach() for name, tensor in self._reference.state().items()}
+        found = {f"weights.{name}": tensor for name, tensor in named_tensors(self.policy.model).items()}
+        found |= {f"reference.{name}": tensor for name, tensor in self._reference.state().items()}
         for name, parameter in self._parameters.items():
             for kind, value in self._optimizer.state.get(parameter, {}).items():
                 found[f"optimizer.{kind}.{name}"] = value
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, path / "trainer.safetensors")
+        file = path / "trainer.safetensors" if self._ranks.rank == 0 else Path(os.devnull)
+        write_tensors(file, found, self._ranks.whole)  # to which all ranks add, and one keeps
+        if self._ranks.rank:
+            return
         counters: dict[str, Any] = {
             "version": self.version, "steps": self.steps, "bad_in_a_row": self._bad_in_a_row,
             "ref_version": self._reference.version, "beta": None if self._control is None else self._control.beta,
@@ -260,19 +295,24 @@ class Trainer:
 
     @torch.no_grad()
     def load(self, path: Path) -> None:
-        """Continues from what `save` wrote into `path`."""
-        tensors = load_file(path / "trainer.safetensors")
-        for name, tensor in named_tensors(self.policy.model).items():
-            tensor.copy_(tensors[f"weights.{name}"])
-        for name, parameter in self._parameters.items():
-            keys = {kind: f"optimizer.{kind}.{name}" for kind in ("step", "exp_avg", "exp_avg_sq")}
-            if keys["step"] in tensors:
-                self._optimizer.state[parameter] = {kind: tensors[key] for kind, key in keys.items()}
+        """Continues from what `save` wrote into `path`, with as many ranks as there are now."""
         counters = json.loads((path / "trainer.json").read_text("utf-8"))
-        self._reference.restore(
-            {n.removeprefix("reference."): t for n, t in tensors.items() if n.startswith("reference.")},
-            counters["ref_version"],
-        )
+        with safe_open(path / "trainer.safetensors", "pt") as file:
+            names = {*file.keys()}
+
+            def read(like: Tensor, name: str) -> Tensor:
+                return self._ranks.part(like, file, name)
+
+            for name, tensor in named_tensors(self.policy.model).items():
+                tensor.copy_(read(tensor, f"weights.{name}"))
+            for name, parameter in self._parameters.items():
+                keys = {kind: f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq")}
+                if f"optimizer.step.{name}" in names:
+                    state = {kind: read(parameter, key) for kind, key in keys.items()}
+                    self._optimizer.state[parameter] = {
+                        "step": file.get_tensor(f"optimizer.step.{name}").to(parameter.device), **state,
+                    }
+            self._reference.restore(lambda like, name: read(like, f"reference.{name}"), counters["ref_version"])
         if self._control is not None:
             self._control.beta = counters["beta"]
         self.version, self.steps = counters["version"], counters["steps"]

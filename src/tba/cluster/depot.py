@@ -74,7 +74,7 @@ class DepotProcess:
         self._settings, self._resume_from, self._shards = check_settings(tree), resume_from, shards
         settings = self._settings
         self._batch_prompts = settings.search.batch_prompts
-        self._max_tokens = settings.trainer.micro_batch_tokens
+        self._max_tokens, self._ranks = settings.trainer.micro_batch_tokens, settings.trainer.processes
         self._changed = asyncio.Condition()
         self._newest: Notice | None = None
         self._tensors: Sequence[Any] = ()
@@ -237,7 +237,7 @@ class DepotProcess:
             self._next_draw = step + 1
             self._changed.notify_all()
         started = time.perf_counter()
-        batch = collate(draws, max_tokens=self._max_tokens)
+        batch = collate(draws, max_tokens=self._max_tokens, ranks=self._ranks)
         found = {**found, m.COLLATE_SECONDS: time.perf_counter() - started}
         return batch, found, [Source.of(draw) for draw in draws]
 

@@ -19,13 +19,14 @@ from tba.assembly import Questions
 from tba.cluster.depot import DepotProcess
 from tba.cluster.evaluator import EvaluatorProcess
 from tba.cluster.notices import Notice
+from tba.cluster.ranks import TrainerRanks, room_for
 from tba.cluster.scorers import ScorerProcess
 from tba.cluster.searcher import SearcherProcess
 from tba.cluster.searchers import START_LIMIT_S, RunFailedError, Searchers, reason_of
 from tba.cluster.shards import ShardProcess
 from tba.cluster.start import settle
 from tba.cluster.temporary import TemporaryFolder, start_in_folder
-from tba.cluster.trainer import TrainerProcess
+from tba.cluster.trainer import RankProcess, TrainerProcess
 from tba.cluster_settings import ShareSettings, bound_cores
 from tba.control import Requests
 from tba.depot import options_of
@@ -35,6 +36,7 @@ from tba.loop import LOOKAHEAD, Ask, Evaluate
 from tba.metrics import Say
 from tba.policy import Policy
 from tba.settings import Settings, SettingsError
+from tba.sharded import Seat, hold_store
 from tba.signals import interrupts_held
 from tba.weights import Tensors, Weights
 
@@ -68,10 +70,7 @@ class Cluster:
         try:
             with interrupts_held():  # of what is half started nobody knows, and it would be left behind
                 self._cores = self._join() if settings.ray.address is not None else self._start_ray()
-            self._trainer: Any = self._spawn(
-                TrainerProcess, self._tree, self._threads("trainer"), self._resume_from, self._run_dir,
-                share="trainer", groups={"feed": 1, "publish": 1},
-            )
+            self._trainer, self._ranks = self._spawn_trainer()
             count = settings.buffer.shards
             parts = options_of(settings).shared_out(count) if count > 1 else []
             self._shards = [self._spawn(ShardProcess, options, share="depot") for options in parts]
@@ -123,7 +122,14 @@ class Cluster:
         problems = []
         for name, share in self._settings.resources:
             needs = {"CPU": self._cpus(share), "GPU": share.gpus}
-            if not any(all(node.get(kind, 0.0) >= amount for kind, amount in needs.items()) for node in nodes):
+            count = self._settings.trainer.processes if name == "trainer" else 1
+            fit = room_for(needs, nodes, count)
+            if 0 < fit < count:
+                problems.append(
+                    f"resources.trainer: {needs['CPU']:g} CPUs and {needs['GPU']:g} GPUs for each of "
+                    f"trainer.processes = {count} ranks; the nodes have room for {fit}."
+                )
+            if not fit:
                 most = {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in needs}
                 problems.append(
                     f"resources.{name}: {needs['CPU']:g} CPUs and {needs['GPU']:g} GPUs are on no node; the most "
@@ -143,18 +149,41 @@ class Cluster:
             return settings.async_.threads
         if settings.ray.address is not None:
             return max(1, int(self._cpus(getattr(settings.resources, name))))
-        return max(1, self._cores // (1 + settings.search.searchers))
+        return max(1, self._cores // (settings.trainer.processes + settings.search.searchers))
 
     def _has_evaluator(self) -> bool:
         """Whether evaluations have a process of their own: on a cluster, and where a core is left for it."""
         settings = self._settings
-        return settings.ray.address is not None or self._cores > 1 + settings.search.searchers
+        return settings.ray.address is not None or self._cores > settings.trainer.processes + settings.search.searchers
 
     def _spawn_searcher(self, name: str) -> Any:
         return self._spawn(
             SearcherProcess, self._tree, self._threads("searcher"), name, self._brought, self._scorers,
             share="searcher",
         )
+
+    def _spawn_trainer(self) -> tuple[Any, TrainerRanks]:
+        """The trainer's first rank, and what looks after all of them."""
+        count, threads = self._settings.trainer.processes, self._threads("trainer")
+        seats: list[Seat | None] = [None]
+        if count > 1:
+            is_here = self._settings.ray.address is None
+            host = "127.0.0.1" if is_here else ray.util.get_node_ip_address()
+            self._store = hold_store(host)
+            seats = [
+                Seat(rank=rank, count=count, host=host, port=self._store.port, limit_s=self._limit / 2,
+                     start_limit_s=max(self._limit, START_LIMIT_S), has_gpu=self._settings.resources.trainer.gpus > 0)
+                for rank in range(count)
+            ]
+        first: Any = self._spawn(
+            TrainerProcess, self._tree, threads, self._resume_from, self._run_dir, seats[0], share="trainer",
+            groups={"feed": 1, "publish": 1, "look": 1},
+        )
+        others = [
+            self._spawn(RankProcess, self._tree, threads, self._resume_from, seat, share="trainer", groups={"look": 1})
+            for seat in seats[1:]
+        ]
+        return first, TrainerRanks(first, others, limit_s=self._limit)
 
     def _spawn(self, process: type, *arguments: Any, share: str, groups: dict[str, int] | None = None) -> Any:
         make: Any = ray.remote(concurrency_groups=groups) if groups else ray.remote  # pyright: ignore
@@ -177,7 +206,10 @@ class Cluster:
             self._get(shard.ready.remote(), f"shard {number} of the buffer to start", limit)
         self._get(self._depot.ready.remote(prompts, self._run_dir), "the depot to start", limit)
         ready = self._trainer.ready.remote(self._run_dir)
-        self._steps, self._version = self._get(ready, "the trainer to start", limit)
+        deadline = time.monotonic() + limit * min(2, self._settings.trainer.processes)  # ranks wait for one another
+        while not ray.wait([ready], timeout=POLL_S)[0] and time.monotonic() < deadline:
+            self._ranks.look_after()
+        self._steps, self._version = self._get(ready, "the trainer to start", POLL_S)
         if self._evaluator is not None:
             self._evaluator.ask.remote(ray.put(list(questions.held_out)))
         settle()
@@ -232,6 +264,7 @@ class Cluster:
         while not ray.wait([reference], timeout=POLL_S)[0]:
             self._look_around()
             if time.monotonic() > deadline:
+                self._ranks.blame()
                 round_ = (step - 1) // self._sync
                 missing = self._get(self._depot.missing.remote(round_), "the depot")
                 raise RunFailedError(
@@ -246,6 +279,7 @@ class Cluster:
     def _look_around(self) -> None:
         """Looks after searchers; and, now and then, for what others ask of the run, which is a look at the disk."""
         self._searchers.look_after()
+        self._ranks.look_after()
         now = time.monotonic()
         if now - self._served_at >= POLL_S:
             self._served_at = now
@@ -322,12 +356,14 @@ class Cluster:
         try:
             return ray.get(reference, timeout=limit_s or self._limit)
         except GetTimeoutError as error:
+            self._ranks.blame()
             raise RunFailedError(
                 f"waited {limit_s or self._limit:g} s for {awaited} (async.wait_limit_s = {self._limit:g})."
             ) from error
         except RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error
+            self._ranks.blame(str(error))
             if isinstance(error.cause, RayActorError):
                 raise RunFailedError(
                     f"waiting for {awaited}: a process that it asked has died; go on from the newest checkpoint with "
@@ -335,6 +371,7 @@ class Cluster:
                 ) from error
             raise RunFailedError(f"waiting for {awaited}: {reason_of(error)}") from error
         except RayError as error:  # it died, its node is lost, or the system ended it for want of memory
+            self._ranks.blame(str(error))
             raise RunFailedError(
                 f"waiting for {awaited}: its process died ({reason_of(error)}); go on from the newest checkpoint with "
                 f"tba resume."

@@ -49,15 +49,18 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def start_process(tree: dict[str, Any], threads: int, brought: object = None) -> tuple[Settings, Any, Any]:
+def start_process(
+    tree: dict[str, Any], threads: int, brought: object = None, *, on_host: bool = False
+) -> tuple[Settings, Any, Any]:
     """Settings, task and start policy in a new process that is to use `threads` threads.
 
-    `brought` is what a script hands over for scoring.
+    `brought` is what a script hands over for scoring. `on_host`: the policy stays in host memory, to be cut there.
     """
     use_threads(threads)
     from tba import assembly
 
     settings = check_settings(tree)
     task = assembly.make_task_of(settings, brought)
-    device = None if ray.get_gpu_ids() or settings.policy.device != "auto" else "cpu"  # none was set aside for it
+    has_none = settings.policy.device == "auto" and not ray.get_gpu_ids()  # no GPU was set aside for it
+    device = "cpu" if on_host or has_none else None
     return settings, task, assembly.make_policy(settings, task, device)

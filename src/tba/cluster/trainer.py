@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -19,6 +20,7 @@ from tba.weights import Tensors, Weights
 if TYPE_CHECKING:
     from tba.batch import Batch
     from tba.recorder import Source
+    from tba.sharded import Seat
     from tba.trainer import Snapshot
 
 
@@ -36,14 +38,17 @@ class TrainerProcess:
     produces: metrics, and weights as return values, which the driver owns
     """
 
-    def __init__(self, tree: dict[str, Any], threads: int, resume_from: str | None, run_dir: str) -> None:
-        """`tree` is the resolved settings tree."""
+    def __init__(
+        self, tree: dict[str, Any], threads: int, resume_from: str | None, run_dir: str, seat: Seat | None = None
+    ) -> None:
+        """`tree` is the resolved settings tree; `seat` is the first, where the trainer has several ranks."""
         from tba.assembly import make_newest, make_recorder
         from tba.trainer import Trainer
 
-        settings, _, policy = start_process(tree, threads)
+        settings, _, policy = start_process(tree, threads, on_host=seat is not None)
+        self._ranks, self._start_policy = join(seat), policy
         recorder, newest = make_recorder(settings, Path(run_dir)), make_newest(policy, Path(run_dir))
-        self._trainer = Trainer(policy.trainable_copy(), settings, recorder, newest)
+        self._trainer = Trainer(policy.trainable_copy(), settings, recorder, newest, self._ranks)
         self._sync = settings.trainer.sync_every
         self._limit_s = settings.async_.wait_limit_s
         self._thread = ThreadPoolExecutor(1, "trainer", initializer=use_threads, initargs=(threads,))
@@ -82,6 +87,7 @@ class TrainerProcess:
         started = time.perf_counter()
         assert step == self._trainer.steps + 1, f"step {self._trainer.steps + 1} was fed the batch of step {step}"
         published_s = self._publish_s
+        self._ranks.tell("step", batch, found[m.SEARCH_KL])
         record = {
             **self._trainer.step(batch, sources, search_kl=found[m.SEARCH_KL], before_update=self._await_copy), **found,
             m.ROUND: (step - 1) // self._sync, m.WAIT_SECONDS: started - self._free,
@@ -105,6 +111,8 @@ class TrainerProcess:
         into = self._spare.pop() if self._spare else None
         self._copied = self._copying.submit(self._copy, round_, into, self._publication_of(round_))
         self._publish_s = time.perf_counter() - started
+        if self._ranks.count > 1:  # all ranks give their share of it, and each does one thing at a time
+            self._await_copy()
 
     def _await_copy(self) -> None:
         """Waits until the weights may change."""
@@ -122,6 +130,7 @@ class TrainerProcess:
 
     def _copy(self, round_: int, into: Tensors | None, publication: Future[Weights]) -> None:
         try:
+            self._ranks.tell("snapshot", round_)
             snapshot = self._trainer.snapshot(round_, into)
             if snapshot.ref_version == self._sent_reference:
                 snapshot = dataclasses.replace(snapshot, reference=None)
@@ -166,7 +175,9 @@ class TrainerProcess:
 
     def weights(self) -> tuple[Notice, Any]:
         """The weights as they are; only while no step is under way."""
-        weights = self._trainer.publish(self._trainer.steps // self._sync)
+        round_ = self._trainer.steps // self._sync
+        self._ranks.tell("snapshot", round_)
+        weights = self._trainer.publish(round_)
         return Notice.of(weights), weights.tensors
 
     def begin(self) -> None:
@@ -175,8 +186,73 @@ class TrainerProcess:
 
     def save(self, path: str) -> None:
         """See `Trainer.save`; only while no step is under way."""
+        self._ranks.tell("save", path)
         self._trainer.save(Path(path))
 
     def save_model(self, path: str) -> None:
         """Writes the policy as a Hugging Face model folder; only while no step is under way."""
-        self._trainer.policy.save(Path(path))
+        policy = self._trainer.policy
+        if self._ranks.count > 1:  # the start policy is whole, and has done its part
+            policy = self._start_policy
+            policy.load(self.weights()[1])
+        policy.save(Path(path))
+
+    @ray.method(concurrency_group="look")
+    def look(self) -> int:
+        """Who answers is alive; how many passes and collectives of its own the rank has begun."""
+        return self._ranks.begun
+
+
+class RankProcess:
+    """A trainer rank other than the first.
+
+    consumes: the first one's words
+    waits for: the next word, as long as the run is there; the other ranks, within the limit on collectives
+    woken by: the first rank
+    produces: its share of gradients, weights and what is saved
+    """
+
+    def __init__(self, tree: dict[str, Any], threads: int, resume_from: str | None, seat: Seat) -> None:
+        """`tree` is the resolved settings tree."""
+        from tba.trainer import Trainer
+
+        settings, _, policy = start_process(tree, threads, on_host=True)
+        self._ranks = join(seat)
+        self._trainer = Trainer(policy.trainable_copy(), settings, ranks=self._ranks)
+        if resume_from is not None:
+            self._trainer.load(Path(resume_from))
+        settle()
+
+    def run(self) -> None:
+        """Does what the first rank does, without end."""
+        from tba.trainer import TrainingFailedError
+
+        while True:
+            word, values = self._ranks.hear()
+            with contextlib.suppress(TrainingFailedError):  # the first rank says it
+                getattr(self, f"_{word}")(*values)
+
+    def _step(self, batch: Batch, search_kl: float) -> None:
+        self._trainer.step(batch, search_kl=search_kl)
+
+    def _snapshot(self, round_: int) -> None:
+        self._trainer.snapshot(round_)
+
+    def _save(self, path: str) -> None:
+        self._trainer.save(Path(path))
+
+    @ray.method(concurrency_group="look")
+    def look(self) -> int:
+        """See `TrainerProcess.look`."""
+        return self._ranks.begun
+
+
+def join(seat: Seat | None) -> Any:
+    """The ranks of a trainer, once all are there; without a seat, the only one."""
+    if seat is None:
+        from tba.ranks import ALONE
+
+        return ALONE
+    from tba.sharded import Sharded, reach_store
+
+    return Sharded(reach_store(seat), seat)
