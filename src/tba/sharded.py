@@ -23,7 +23,7 @@ from tba import lora
 from tba.batch import Batch, Rows
 from tba.head import head_of
 from tba.policy import Policy
-from tba.ranks import EMPTY, rows_of_share
+from tba.ranks import EMPTY, copied_to, rows_of_share
 
 V = TypeVar("V")
 STORES: Any = dist
@@ -179,10 +179,10 @@ class Sharded:
     def part(self, like: Tensor, file: Any, name: str) -> Tensor:
         """See `Ranks.part`; nothing else of the file is read."""
         if not isinstance(like, DTensor):
-            return file.get_tensor(name)
+            return copied_to(file.get_tensor(name), like.device)
         share = file.get_slice(name)[rows_of_share(like.shape, self.rank, self.count)]
         return DTensor.from_local(
-            share.to(self._device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
+            copied_to(share, self._device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
             stride=like.stride(),
         )
 

@@ -23,7 +23,7 @@ from tba.batch import Batch, MicroBatch, Rows
 from tba.loss import Loss, widened
 from tba.newest import Newest
 from tba.policy import Policy, copy_out, named_tensors
-from tba.ranks import ALONE, Ranks
+from tba.ranks import ALONE, Ranks, copied_to
 from tba.recorder import Entered, Recorder, Source
 from tba.reference import MovingReference
 from tba.schedules import KlControl, Schedules
@@ -310,7 +310,7 @@ class Trainer:
                 if f"optimizer.step.{name}" in names:
                     state = {kind: read(parameter, key) for kind, key in keys.items()}
                     self._optimizer.state[parameter] = {
-                        "step": file.get_tensor(f"optimizer.step.{name}").to(parameter.device), **state,
+                        "step": copied_to(file.get_tensor(f"optimizer.step.{name}"), parameter.device), **state,
                     }
             self._reference.restore(lambda like, name: read(like, f"reference.{name}"), counters["ref_version"])
         if self._control is not None:
