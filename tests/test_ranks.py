@@ -86,7 +86,8 @@ def check_equal(ranks: Company, names: tuple[str, ...], steps: int) -> None:
         moved = furthest(alone[name]["tensors"], alone[name]["start"])
         found = furthest(first[name]["tensors"], alone[name]["tensors"])
         print(f"{name}: moved {moved:.1e}, ranks differ by {found:.1e}")
-        assert found <= 1e-5 < 0.005 < moved, name
+        assert found <= 1e-5, name
+        assert moved > 100 * found, name
         for other in others:
             said = [(record[m.LOSS], record[m.GRAD_NORM], record[m.VERSION]) for record in other[name]["metrics"]]
             assert said == [(record[m.LOSS], record[m.GRAD_NORM], record[m.VERSION]) for record in ours]
