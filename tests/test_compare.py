@@ -51,6 +51,15 @@ def test_the_table_of_two_runs(two: list[Path]) -> None:
     assert second == ["second", "done", "rloo", "0.07", "5", "9", "12.5 s", "-", "4.500", "0.8750"]
 
 
+@pytest.mark.parametrize(("has", "by"), [
+    ({"reward": 0.1, "pass@1": 0.2, "attack_success": 0.3}, "attack_success"),
+    ({"reward": 0.1, "pass@1": 0.2}, "pass@1"), ({"reward": 0.1, "length": 4.0}, "reward"),
+])
+def test_runs_are_compared_by_what_their_task_is_judged_by(has: dict[str, float], by: str, tmp_path: Path) -> None:
+    sides = compare.read_sides([run_of(tmp_path / name, has) for name in "ab"])
+    assert compare.metric_of(sides, None) == (by, [])
+
+
 def test_diversity_is_drawn_where_a_run_has_it(two: list[Path]) -> None:
     titles = [drawn.title for drawn in compare.drawings(compare.read_sides(two), "reward")]
     assert not any("Diversity" in title for title in titles)

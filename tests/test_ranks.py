@@ -240,6 +240,7 @@ def silent(seat: Seat, store: Any) -> Sharded:
     ({"mode": "lockstep", "trainer": {"processes": 2}}, "trainer.processes = 2: mode = lockstep is one process"),
     ({"trainer": {"processes": 3, "groups_per_step": 2}}, "more than the 2 groups of a batch"),
     ({"trainer": {"processes": 2}, "resources": {"trainer": {"gpus": 0.5}}}, "has ranks share a GPU"),
+    ({"trainer": {"processes": 2}, "policy": {"device": "cuda:1"}}, "is one device, and trainer.processes = 2 ranks"),
 ])
 def test_ranks_without_meaning_are_refused_by_name(words: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -368,7 +368,7 @@ def test_what_the_settings_ask_and_the_model_lacks_is_refused(tmp_path: Path) ->
     assert "has no chat template" in said
     assert "is no device" in refused(RewardSettings(model=str(folder), device="abacus"))
     if not torch.cuda.is_available():
-        assert "0 CUDA devices" in refused(RewardSettings(model=str(folder), device="cuda:1"))
+        assert "sees 0 devices of the kind cuda" in refused(RewardSettings(model=str(folder), device="cuda:1"))
 
 
 def test_pickled_weights_and_foreign_code_are_refused(tmp_path: Path) -> None:

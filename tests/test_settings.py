@@ -123,6 +123,7 @@ CONTRADICTIONS: list[tuple[list[str], list[str]]] = [
     (["task.name=custom", "task.path={file}", "task.reward=m:f", "task.held_out_path=gone"],
      ["task.held_out_path = 'gone' is not a file"]),
     (["task.kind=sparse"], ["task.kind = 'sparse'", "task.symbols = 3", "search.max_new_tokens = 3", "has 125 comp"]),
+    (["evaluation.embedder=./gone"], ["evaluation.embedder = './gone' is no model folder", "owner/name"]),
     (["engine.dtype=bfloat16"], ["engine.dtype = bfloat16", "set policy.lora.rank"]),
     (["engine.adopt_every=2"], ["engine.adopt_every = 2", "mode = lockstep", "or mode=async"]),
     (["mode=async", "engine.adopt_every=3"], ["engine.adopt_every = 3", "the 3 tokens of search.max_new_tokens"]),

@@ -10,6 +10,7 @@ from typing import Any
 
 from tba.catalog import ENGINES, OBJECTIVES, make, reads
 from tba.comparison import Compares
+from tba.devices import device_of
 from tba.embeddings import Embedder
 from tba.engines.protocol import Engine, Sampling
 from tba.evaluate import Evaluator
@@ -40,8 +41,13 @@ class Questions:
     held_out: Sequence[Prompt]
 
 
-def make_policy(settings: Settings, task: Task) -> Policy:
-    """The start policy, which is also the reference."""
+def make_policy(settings: Settings, task: Task, device: str | None = None) -> Policy:
+    """The start policy, which is also the reference, on `device`, or that of the settings.
+
+    Raises:
+        SettingsError: the model cannot be loaded, or the device is not here.
+    """
+    where = device_of(device or settings.policy.device, "policy.device")
     start = load_policy(
         settings.model, architecture=settings.architecture, seed=settings.seed,
         characters=task.texts() if settings.architecture.vocabulary and isinstance(task, Texts) else task.characters,
@@ -51,6 +57,7 @@ def make_policy(settings: Settings, task: Task) -> Policy:
     )
     if settings.policy.attention != "sdpa":
         start.model.set_attn_implementation(settings.policy.attention)
+    start.model.to(where)
     return dataclasses.replace(start, limits=limits_of(settings))
 
 

@@ -137,7 +137,8 @@ class Run:
 
     def _prepare(self, task: Task) -> None:
         settings = self._settings
-        self._start_policy = assembly.make_policy(settings, task)
+        beside = "cpu" if settings.mode == "async" else None  # GPUs are the other processes'
+        self._start_policy = assembly.make_policy(settings, task, beside)
         questions = assembly.make_questions(settings, task, self._start_policy)
         for note in assembly.notes_of(task):
             self._say("note", {"text": note})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Protocol
 
 from tba.records import Completion, Prompt
@@ -29,15 +28,8 @@ class Scoring:
     def __init__(self, task: Task, scorers: int = 1) -> None:
         """`scorers` prompts are scored at the same time; more than one needs a task that bears it."""
         self._task = task
-        self._threads = ThreadPoolExecutor(scorers, "scorer", initializer=as_here())
+        self._threads = ThreadPoolExecutor(scorers, "scorer")
 
     def begin(self, prompt: Prompt, completions: Sequence[Completion]) -> Future[Outcomes]:
         """The scores of a prompt's completions, once they are there."""
         return self._threads.submit(outcomes, self._task, prompt, completions)
-
-
-def as_here() -> partial[None]:
-    """What makes a new thread compute with as many threads as the one that calls."""
-    import torch
-
-    return partial(torch.set_num_threads, torch.get_num_threads())

@@ -13,7 +13,7 @@ from tba.buffer_settings import BufferSettings, buffer_problems
 from tba.cluster_settings import AsyncSettings, RaySettings, ResourceSettings, cluster_problems, rank_problems
 from tba.engine_settings import EngineSettings, engine_problems
 from tba.maths_settings import maths_problems
-from tba.preference_settings import RewardModelSettings, preference_problems
+from tba.preference_settings import RewardModelSettings, classifier_problems, preference_problems
 from tba.redteam_settings import redteam_problems
 from tba.sections import (
     EvaluationSettings,
@@ -58,6 +58,9 @@ class PolicySettings(Section):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """How attention is computed. On a CPU in bfloat16 `eager` is faster backward; it holds a number for each pair of
     positions."""
+    device: str = "auto"
+    """Where the model computes: cpu, cuda, cuda:1; auto: cuda if there is one. In async mode each process sees the GPUs
+    that its `resources` give it, and without any computes on the CPU."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer; the model's own if null."""
     trust_remote_code: bool = False
@@ -306,7 +309,9 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _task_problems(s)
     yield from s.reference.problems()
     yield from cluster_problems(mode=s.mode, ray=s.ray, resources=s.resources)
-    yield from rank_problems(s.trainer.processes, s.mode, groups=s.groups_per_step, gpus=s.resources.trainer.gpus)
+    yield from rank_problems(
+        s.trainer.processes, s.mode, s.policy.device, groups=s.groups_per_step, gpus=s.resources.trainer.gpus
+    )
     yield from range_problems("search.temperature", s.search.temperature)
     yield from range_problems("search.top_p", s.search.top_p, 1.0)
     yield from beta_problems(
@@ -413,6 +418,8 @@ def _engine_problems(s: Settings) -> Iterator[str]:
 
 def _task_problems(s: Settings) -> Iterator[str]:
     search = s.search
+    if s.evaluation.embedder is not None:
+        yield from classifier_problems("evaluation.embedder", s.evaluation.embedder)
     if search.scorer_processes and s.mode == "lockstep":
         yield (f"search.scorer_processes = {search.scorer_processes} has no use in mode = lockstep, which is one "
                f"process; set mode=async, or leave it out.")

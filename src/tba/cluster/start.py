@@ -49,14 +49,17 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def start_process(tree: dict[str, Any], threads: int, brought: object = None) -> tuple[Settings, Any, Any]:
+def start_process(
+    tree: dict[str, Any], threads: int, brought: object = None, *, on_host: bool = False
+) -> tuple[Settings, Any, Any]:
     """Settings, task and start policy in a new process that is to use `threads` threads.
 
-    `brought` is what a script hands over for scoring.
+    `brought` is what a script hands over for scoring. `on_host`: the policy stays in host memory.
     """
     use_threads(threads)
     from tba import assembly
 
     settings = check_settings(tree)
     task = assembly.make_task_of(settings, brought)
-    return settings, task, assembly.make_policy(settings, task)
+    has_own = not on_host and (ray.get_gpu_ids() or settings.policy.device != "auto")  # or none was set aside for it
+    return settings, task, assembly.make_policy(settings, task, None if has_own else "cpu")

@@ -45,7 +45,7 @@ class TrainerProcess:
         from tba.assembly import make_newest, make_recorder
         from tba.trainer import Trainer
 
-        settings, _, policy = start_process(tree, threads)
+        settings, _, policy = start_process(tree, threads, on_host=seat is not None)
         self._ranks, self._start_policy = join(seat), policy
         recorder, newest = make_recorder(settings, Path(run_dir)), make_newest(policy, Path(run_dir))
         self._trainer = Trainer(policy.trainable_copy(), settings, recorder, newest, self._ranks)
@@ -216,7 +216,7 @@ class RankProcess:
         """`tree` is the resolved settings tree."""
         from tba.trainer import Trainer
 
-        settings, _, policy = start_process(tree, threads)
+        settings, _, policy = start_process(tree, threads, on_host=True)
         self._ranks = join(seat)
         self._trainer = Trainer(policy.trainable_copy(), settings, ranks=self._ranks)
         if resume_from is not None:

@@ -139,7 +139,8 @@ class ForeignEngine:
         model = self._policy.model
         ids = canary(int(model.config.vocab_size), longest_of(model))
         theirs = torch.tensor(self._backend.prompt_logps(ids))
-        logits_TV = model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
+        device = next(model.parameters()).device
+        logits_TV = model(input_ids=torch.tensor([ids], device=device)).logits[0, :-1].float().cpu()
         ours = logits_TV.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
         self.gap = float((ours - theirs).abs().max())
         if not self.gap <= CANARY_GAP[self._dtype]:

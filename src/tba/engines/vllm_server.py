@@ -18,8 +18,10 @@ from tba.policy import Policy
 COMPLETIONS, LOAD, UNLOAD = "/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 RPC, RESET = "/collective_rpc", "/reset_prefix_cache"
 """Paths on the server."""
-NEEDS = dict.fromkeys((LOAD, UNLOAD), "; it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True") | (
-    dict.fromkeys((RPC, RESET), "; whole weights need VLLM_SERVER_DEV_MODE=1 there"))
+NEEDS: dict[str, str] = {
+    **dict.fromkeys((LOAD, UNLOAD), "; it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+    **dict.fromkeys((RPC, RESET), "; whole weights need VLLM_SERVER_DEV_MODE=1 there"),
+}
 """What a path is there with."""
 
 

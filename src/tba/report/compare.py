@@ -20,7 +20,7 @@ MARK = '<meta name="generator" content="tba compare">'
 """In every page that is written here, and only then replaced by another."""
 FIRST_BYTES = 4096
 """Of a page, in which the mark is looked for."""
-PREFERRED = (metrics.WIN_RATE, metrics.PASS_1, metrics.EVAL_REWARD)
+PREFERRED = (metrics.WIN_RATE, metrics.ATTACK_SUCCESS, metrics.PASS_1, metrics.EVAL_REWARD)
 """What runs are compared by if nothing is said: the first that they have."""
 SHOWN = (metrics.EVAL_KL, metrics.EVAL_REWARD, metrics.PERPLEXITY, metrics.EFFECTIVE, metrics.DISTINCT,
          metrics.SELF_BLEU, metrics.EVAL_LENGTH)

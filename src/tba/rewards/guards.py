@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from tba.devices import device_of
 from tba.records import Completion, Prompt
 from tba.redteam_settings import JudgeSettings
 from tba.rewards.functions import Failure
 from tba.rewards.inputs import Encoder, Input
-from tba.rewards.models import batches, device_of, encode_safely, last_attended, longest_of, padded, refusing
+from tba.rewards.models import batches, encode_safely, last_attended, longest_of, padded, refusing
 from tba.sections import SettingsError
 
 
@@ -73,7 +74,7 @@ def load_guard(judge: JudgeSettings, place: str) -> GuardScorer:
     suffix = tokenizer(judge.suffix, add_special_tokens=False)["input_ids"] if judge.suffix else []
     longest = min(longest_of(model, tokenizer), judge.max_tokens or 1 << 20) - len(suffix)
     held: Any = model.eval().requires_grad_(False)
-    held.to(device_of(judge.device))
+    held.to(device_of(judge.device, f"{place}.device"))
     return GuardScorer(
         model, Encoder(tokenizer, reads="chat", at_eos=False, max_tokens=longest), token=ids[0], suffix=suffix,
         batch_tokens=judge.batch_tokens,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tba.devices import device_of
 from tba.preference_settings import Activation, RewardSettings
 from tba.records import Completion, Prompt
 from tba.rewards.functions import Failure, clip
@@ -162,10 +163,7 @@ def load_scorer(reward: RewardSettings, place: str = "task.rewards.0") -> ModelS
         raise SettingsError([_headless(place, str(reward.model), missing)])
     reads, at_eos = reading_of(model, tokenizer, reward.reads, reward.at_eos)
     problems = [*_problems(reward, place, model, tokenizer, reads, at_eos)]
-    device = device_of(reward.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        problems.append(f"{place}.device = {reward.device!r} is not there: {torch.cuda.device_count()} CUDA devices "
-                        f"are visible; set it to cpu or auto.")
+    device = device_of(reward.device, f"{place}.device")
     if problems:
         raise SettingsError(problems)
     longest = min(longest_of(model, tokenizer), reward.max_tokens or NO_LIMIT)
@@ -284,16 +282,6 @@ def longest_of(model: Any, tokenizer: Any) -> int:
     embeddings = getattr(model.base_model, "embeddings", None)
     offset = getattr(embeddings, "padding_idx", None)  # RoBERTa and its kin count positions from here
     return min(NO_LIMIT, tokenizer.model_max_length, positions - (0 if offset is None else offset + 1))
-
-
-def device_of(name: str) -> torch.device:
-    """The device of `task.rewards`' device: auto is cuda if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise SettingsError([f"device = {name!r} is no device; write cpu, cuda, cuda:1 or auto."]) from error
 
 
 def _problems(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tba.devices import device_of
 from tba.engines.protocol import Sampling
 from tba.engines.transformers import TransformersEngine
 from tba.leases import completion_seed
@@ -13,7 +14,6 @@ from tba.policy import load_policy
 from tba.records import Prompt
 from tba.redteam_settings import VictimSettings
 from tba.rewards.inputs import whole_characters, without
-from tba.rewards.models import device_of
 from tba.settings import ArchitectureSettings
 
 SEED = 0
@@ -29,12 +29,12 @@ class ModelVictim:
         Raises:
             SettingsError: there is no such model or device.
         """
-        del place
         self._settings = settings
         policy = load_policy(
             str(settings.model), architecture=ArchitectureSettings(), characters="", seed=0, temperature=1.0
         )
-        policy.model.requires_grad_(False).to(device_of(settings.device), getattr(torch, settings.dtype))
+        device = device_of(settings.device, f"{place}.device")
+        policy.model.requires_grad_(False).to(device, getattr(torch, settings.dtype))
         self._policy, self._engine = policy, TransformersEngine(policy)
         added = policy.tokenizer.added_tokens_decoder.values()
         self._special = {*policy.tokenizer.all_special_tokens, *(t.content for t in added if t.special)} - {""}
