@@ -46,8 +46,8 @@ from tba.trainer import Trainer
 
 RECIPE = Path(__file__).with_name("frontier.yaml")
 BETAS: dict[str, tuple[float, ...]] = {
-    "trajectory_balance": (0.03, 0.1, 0.3, 1.0),
-    "rloo": (0.03, 0.1, 0.3, 1.0),
+    "trajectory_balance": (0.03, 0.06, 0.1, 0.3),
+    "rloo": (0.03, 0.06, 0.1, 0.3),
     "online_dpo": (0.1, 0.3, 1.0, 3.0),
     "grpo": (0.01, 0.02, 0.03, 0.1),
 }
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None, run: Callable[..., Found] = run
                         help="places in BETAS, weakest KL first")
     parser.add_argument("--lags", type=int, nargs="*", default=list(LAGS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--prompts", type=int, help="held-out prompts used; all if left out")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="JSON of earlier runs, kept as they are")

@@ -117,7 +117,7 @@ def test_what_is_there_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     out = tmp_path / "f.json"
     words = [str(tmp_path), "--objectives", "rloo", "--strengths", "1", "--seeds", "1", "--json", str(out)]
     main(words, run=counted)
-    assert [(cell.lag, cell.steps) for cell in ran] == [(0, 0), (0, 100), (15, 100)]  # the untrained model first
+    assert [(cell.lag, cell.steps) for cell in ran] == [(0, 0), (0, 240), (15, 240)]  # the untrained model first
     assert [r["objective"] for r in json.loads(out.read_text())] == ["none", "rloo", "rloo"]
     main([*words, "--add", str(out)], run=counted)
     assert len(ran) == 3

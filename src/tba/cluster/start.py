@@ -54,12 +54,13 @@ def start_process(
 ) -> tuple[Settings, Any, Any]:
     """Settings, task and start policy in a new process that is to use `threads` threads.
 
-    `brought` is what a script hands over for scoring. `on_host`: the policy stays in host memory.
+    `brought` is what a script hands over for scoring. `on_host`: the policy stays in host memory, to be cut there.
     """
     use_threads(threads)
     from tba import assembly
 
     settings = check_settings(tree)
     task = assembly.make_task_of(settings, brought)
-    has_own = not on_host and (ray.get_gpu_ids() or settings.policy.device != "auto")  # or none was set aside for it
-    return settings, task, assembly.make_policy(settings, task, None if has_own else "cpu")
+    has_none = settings.policy.device == "auto" and not ray.get_gpu_ids()  # no GPU was set aside for it
+    device = "cpu" if on_host or has_none else None
+    return settings, task, assembly.make_policy(settings, task, device)
