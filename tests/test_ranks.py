@@ -32,7 +32,7 @@ from tba.jobs import arithmetic_of
 from tba.sharded import RankMissingError, Seat, Sharded, hold_store, reach_store, share_of
 from tba.tensor_file import write_tensors
 
-STEPS = 20
+STEPS, QUICK_STEPS = 20, 8
 QUICK = ("full, tied", "cut", "adapter, moving reference", "few groups")
 """Cases that every test run has; they touch every collective."""
 SECONDS = {m.STEP_SECONDS, m.RESCORE_SECONDS, m.RECORD_SECONDS}
@@ -86,7 +86,8 @@ def check_equal(ranks: Company, names: tuple[str, ...], steps: int) -> None:
         moved = furthest(alone[name]["tensors"], alone[name]["start"])
         found = furthest(first[name]["tensors"], alone[name]["tensors"])
         print(f"{name}: moved {moved:.1e}, ranks differ by {found:.1e}")
-        assert found <= 1e-5 < 0.005 < moved, name
+        assert found <= 1e-5, name
+        assert moved > 100 * found, name
         for other in others:
             said = [(record[m.LOSS], record[m.GRAD_NORM], record[m.VERSION]) for record in other[name]["metrics"]]
             assert said == [(record[m.LOSS], record[m.GRAD_NORM], record[m.VERSION]) for record in ours]
@@ -96,7 +97,7 @@ def check_equal(ranks: Company, names: tuple[str, ...], steps: int) -> None:
 
 
 def test_three_ranks_train_as_one_does(three: Company) -> None:
-    check_equal(three, QUICK, STEPS)
+    check_equal(three, QUICK, QUICK_STEPS)
 
 
 @pytest.mark.slow
@@ -127,7 +128,9 @@ def same_files(one: Path, other: Path) -> None:
     assert json.loads((one / "trainer.json").read_text()) == json.loads((other / "trainer.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["full, tied", "adapter, moving reference", "learned log Z"])
+@pytest.mark.parametrize("name", [
+    "full, tied", "adapter, moving reference", pytest.param("learned log Z", marks=pytest.mark.slow),
+])
 def test_any_number_of_ranks_goes_on_from_what_any_other_saved(
     name: str, two: Company, three: Company, tmp_path: Path
 ) -> None:
@@ -239,6 +242,7 @@ def silent(seat: Seat, store: Any) -> Sharded:
     ({"mode": "lockstep", "trainer": {"processes": 2}}, "trainer.processes = 2: mode = lockstep is one process"),
     ({"trainer": {"processes": 3, "groups_per_step": 2}}, "more than the 2 groups of a batch"),
     ({"trainer": {"processes": 2}, "resources": {"trainer": {"gpus": 0.5}}}, "has ranks share a GPU"),
+    ({"trainer": {"processes": 2}, "policy": {"device": "cuda:1"}}, "is one device, and trainer.processes = 2 ranks"),
 ])
 def test_ranks_without_meaning_are_refused_by_name(words: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -30,7 +30,8 @@ def test_a_scorer_that_is_killed_starts_anew_and_the_run_equals_lockstep_to_the_
         folder = tmp_path / mode
         folder.mkdir()
         (folder / "reward.py").write_text(REWARD, "utf-8")
-        (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1+1="}) + "\n" for n in range(8)))
+        rows = [{"id": f"n{n}", "prompt": f"{n}+1+1="} for n in range(8)]  # named alike in both folders: seeds follow
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         words = overrides(mode, "task.name=custom", f"task.path={folder / 'prompts.jsonl'}", "task.held_out=2",
                           f"task.reward={folder / 'reward.py'}:reward", "trainer.groups_per_step=4",
                           "trainer.steps=4", "trainer.sync_every=2", "search.batch_prompts=4", "evaluation.prompts=2")

@@ -81,8 +81,8 @@ def cluster_problems(*, mode: str, ray: RaySettings, resources: ResourceSettings
                    f"out.")
 
 
-def rank_problems(processes: int, mode: str, *, groups: int, gpus: float) -> Iterator[str]:
-    """Why a trainer of so many ranks cannot be; `groups` are those of a batch, `gpus` those of a rank."""
+def rank_problems(processes: int, mode: str, device: str, *, groups: int, gpus: float) -> Iterator[str]:
+    """Why a trainer of so many ranks cannot be; `groups` are those of a batch, `gpus` a rank's."""
     if processes == 1:
         return
     if mode != "async":
@@ -91,6 +91,9 @@ def rank_problems(processes: int, mode: str, *, groups: int, gpus: float) -> Ite
     if processes > groups:
         yield (f"trainer.processes = {processes} is more than the {groups} groups of a batch, which ranks take whole; "
                f"lower it, or raise trainer.groups_per_step.")
+    if device not in ("auto", "cpu"):
+        yield (f"policy.device = {device!r} is one device, and trainer.processes = {processes} ranks need one each; "
+               f"leave it out, and set resources.trainer.gpus=1.")
     if 0 < gpus < 1:
         yield (f"resources.trainer.gpus = {gpus:g} has ranks share a GPU, and NCCL takes one for each; set it to 1, or "
                f"trainer.processes=1.")

@@ -309,7 +309,9 @@ def _contradictions(s: Settings) -> Iterator[str]:
     yield from _task_problems(s)
     yield from s.reference.problems()
     yield from cluster_problems(mode=s.mode, ray=s.ray, resources=s.resources)
-    yield from rank_problems(s.trainer.processes, s.mode, groups=s.groups_per_step, gpus=s.resources.trainer.gpus)
+    yield from rank_problems(
+        s.trainer.processes, s.mode, s.policy.device, groups=s.groups_per_step, gpus=s.resources.trainer.gpus
+    )
     yield from range_problems("search.temperature", s.search.temperature)
     yield from range_problems("search.top_p", s.search.top_p, 1.0)
     yield from beta_problems(

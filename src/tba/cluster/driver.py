@@ -168,11 +168,12 @@ class Cluster:
         seats: list[Seat | None] = [None]
         if count > 1:
             is_here = self._settings.ray.address is None
+            has_gpu = self._settings.resources.trainer.gpus > 0 and self._settings.policy.device != "cpu"
             host = "127.0.0.1" if is_here else ray.util.get_node_ip_address()
             self._store = hold_store(host)
             seats = [
                 Seat(rank=rank, count=count, host=host, port=self._store.port, limit_s=self._limit / 2,
-                     start_limit_s=max(self._limit, START_LIMIT_S), has_gpu=self._settings.resources.trainer.gpus > 0)
+                     start_limit_s=max(self._limit, START_LIMIT_S), has_gpu=has_gpu)
                 for rank in range(count)
             ]
         first: Any = self._spawn(
