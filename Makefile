@@ -26,7 +26,7 @@ test: check
 	  -m "not slow and not gpu" $(ARGS)
 
 test-vllm: $(VLLM)/.installed
-	@PYTHONPATH=tests $(VLLM)/bin/python -m pytest -m "vllm and not gpu" tests/test_vllm.py $(ARGS)
+	@PYTHONPATH=tests $(VLLM)/bin/python -m pytest -m "not slow and not gpu" tests/test_engines.py tests/test_vllm.py $(ARGS)
 
 bars: $(TEST)
 	@$(PY) -m pytest -m slow $(ARGS)

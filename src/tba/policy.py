@@ -82,7 +82,7 @@ class Policy:
         rows = Rows(**{f.name: getattr(rows, f.name).to(device) for f in dataclasses.fields(rows)})
         split = split_rows(rows)
         if is_split is None:
-            is_split = split.saves(rows) and takes_cache(self.model)
+            is_split = split.saves(rows) and cache_word(self.model) is not None
         num_places = (split.place_NC if is_split else rows.target_NT).numel()
         head = self._head_worth(num_places)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
@@ -94,7 +94,7 @@ class Policy:
     def wants_split(self, rows: Rows) -> bool:
         """Whether reading the prompts of `rows` apart saves, in two passes through the model."""
         split = split_rows(rows)
-        return split.saves(rows) and takes_cache(self.model) and split.input_NR.shape[1] > 0
+        return split.saves(rows) and cache_word(self.model) is not None and split.input_NR.shape[1] > 0
 
     def _head_worth(self, num_places: int) -> Head | None:
         """The model's head, to be applied apart; None where the logits of so many places are few, or cannot be."""
@@ -130,17 +130,18 @@ class Policy:
         from transformers import DynamicCache
 
         cache = DynamicCache()
+        kept = {str(cache_word(self.model)): cache, "use_cache": True}
         keep = {"logits_to_keep": 1} if head is None else {}
         last_P = self._forward(
             head, input_ids=split.prompt_PT, attention_mask=split.mask_PT, position_ids=positions(split.mask_PT),
-            cache=cache, use_cache=True, **keep,
+            **kept, **keep,
         )[:, -1]
         found_NC = last_P[split.prompt_N][:, None]
         if split.input_NR.shape[1]:
             cache.batch_select_indices(split.prompt_N)
             mask_NT = torch.cat([split.mask_PT[split.prompt_N], split.mask_NR], 1)
             rest_NR = self._forward(
-                head, input_ids=split.input_NR, attention_mask=mask_NT, cache=cache, use_cache=True,
+                head, input_ids=split.input_NR, attention_mask=mask_NT, **kept,
                 position_ids=positions(mask_NT)[:, -split.input_NR.shape[1] :],
             )
             found_NC = torch.cat([found_NC, rest_NR], 1)
@@ -296,10 +297,14 @@ def positions(mask_NT: Int[Tensor, "N T"]) -> Int[Tensor, "N T"]:
     return (mask_NT.cumsum(1) - 1).clamp(min=0)
 
 
-def takes_cache(model: Any) -> bool:
-    """Whether the model can go on from what it has read."""
+def cache_word(model: Any) -> str | None:
+    """Name of the argument by which the model goes on from what it has read, which releases of transformers differ in.
+
+    None if it cannot.
+    """
     inner = model.get_base_model() if lora.has_adapter(model) else model
-    return "cache" in inspect.signature(inner.forward).parameters
+    taken = inspect.signature(inner.forward).parameters
+    return next((word for word in ("cache", "past_key_values") if word in taken), None)
 
 
 # ---- weights in and out -------------------------------------------------------------------------------

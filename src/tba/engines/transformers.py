@@ -17,7 +17,7 @@ from tba.engines.protocol import Pause, Sampling, draw_ids, uniforms
 from tba.engines.reading import Queue, Reading
 from tba.engines.rows import Sampled
 from tba.head import head_of
-from tba.policy import Policy, copy_in, copy_out, positions
+from tba.policy import Policy, cache_word, copy_in, copy_out, positions
 from tba.records import Completion, Prompt
 
 
@@ -33,6 +33,7 @@ class TransformersEngine:
         self._policy, self._rows = policy, rows
         self._device = next(self._policy.model.parameters()).device
         self._head = None if policy.dtype == torch.float32 else head_of(policy.model)
+        self._cache_word = str(cache_word(policy.model))
         self._loads = 0
         self.version = 0
         self.gives_logps = True
@@ -120,7 +121,7 @@ class TransformersEngine:
         given = {
             "input_ids": ids_FT.to(self._device), "attention_mask": mask_FT.to(self._device),
             "position_ids": positions(mask_FT)[:, -ids_FT.shape[1] :].to(self._device),
-            "cache": cache, "use_cache": True,
+            self._cache_word: cache, "use_cache": True,
         }
         if (head := self._head) is None:
             return self._policy.model(**given, logits_to_keep=1).logits[:, -1].cpu()
