@@ -14,9 +14,8 @@ import torch
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from support import STOP, TEMPERATURE, llama_policy, make_prompt, slow_logps, table_policy
-from tba.assembly import FOREIGN
 from tba.batch import make_rows
-from tba.catalog import ENGINES
+from tba.catalog import ENGINES, FOREIGN
 from tba.engines.protocol import Engine, Pause, Sampling, draw_ids, uniforms
 from tba.engines.table import TableEngine
 from tba.engines.transformers import TransformersEngine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tba.catalog import ENGINES, OBJECTIVES, make, reads
+from tba.catalog import ENGINES, FOREIGN, OBJECTIVES, make, reads
 from tba.comparison import Compares
 from tba.devices import device_of
 from tba.embeddings import Embedder
@@ -26,8 +26,6 @@ from tba.sections import RangeSettings
 from tba.settings import Settings, SettingsError
 from tba.tasks.protocol import Examines, Task, Texts, check_gold, check_ids_unique, make_task
 
-FOREIGN = ("vllm", "vllm_server")
-"""Engines that compute elsewhere than in the policy's model."""
 MAX_GOLD_CHECKS = 1000
 """Prompts whose gold answer is scored before a run."""
 

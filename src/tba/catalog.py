@@ -38,6 +38,8 @@ ENGINES = {
     "vllm_server": "tba.engines.vllm_server:VllmServerEngine",
 }
 """Engines by `engine.name`: each is made from a policy."""
+FOREIGN = ("vllm", "vllm_server")
+"""Engines that compute elsewhere than in the policy's model."""
 
 
 

@@ -404,7 +404,7 @@ def _limit_problems(s: Settings) -> Iterator[str]:
 def _engine_problems(s: Settings) -> Iterator[str]:
     every, longest = s.engine.adopt_every, s.search.max_new_tokens
     yield from engine_problems(s.engine, s.search.num_samples)
-    if s.engine.dtype != "float32" and not s.policy.lora.rank and s.engine.name not in ("vllm", "vllm_server"):
+    if s.engine.dtype != "float32" and not s.policy.lora.rank and s.engine.name not in catalog.FOREIGN:
         yield f"engine.dtype = {s.engine.dtype} is for a base under an adapter; set policy.lora.rank, or leave it out."
     if every is None:
         return
