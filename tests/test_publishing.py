@@ -84,6 +84,7 @@ def test_what_may_still_be_sent_is_not_written_over(process: TrainerProcess) -> 
     assert digest(sent) == notice.digest
     assert len({notice.digest, *(one.digest for one, _, _ in later)}) == 3
     trained(process, 3, 4)  # the calls for rounds 1 and 2 freed the buffers of rounds 0 and 1
+    process._await_copy()  # of round 4, which no later update has waited for
     assert digest(sent) != notice.digest
 
 
